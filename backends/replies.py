@@ -135,7 +135,7 @@ class Sender:
             return not self._ended and self._sender.is_cancelled()
 
 
-class Model:
+class BackendModel:
     """A model of ours. Each says how it takes a request and what it answers to a probe; the rest is alike."""
 
     doing = "taking the request"  # what has failed, for exceptions that nobody expected

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from builder.evaluation.evaluation import Evaluation
-    from builder.store.store import TenantFile
+    from builder.store.store import TenantVersion
     from hplm.placement.attained import Attained
     from hplm.placement.cluster import Cluster
     from hplm.placement.placement import Placement
@@ -75,7 +75,7 @@ def draw_learning(report: dict[str, Any], metric: str, title: str, path: Path) -
     save(figure, path)
 
 
-def check_confusion(tenant: TenantFile) -> None:
+def check_confusion(tenant: TenantVersion) -> None:
     """Refuses tenants whose labels no `draw_confusion` can show. Call it before anything is computed."""
     from builder.tasks.tasks import TRAINING_TASKS, training_task
 

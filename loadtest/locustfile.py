@@ -42,7 +42,7 @@ from hplm_client import HplmClientError
 from hplm_client.settings import ClientSettings
 from loadtest.monitoring import ServerCount, difference
 from loadtest.outcomes import COLUMNS, Outcomes
-from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, Steady, Tenant
+from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, ScenarioTenant, Steady
 from loadtest.texts import Texts, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
@@ -252,9 +252,9 @@ def _checked(given: argparse.Namespace, host: str | None) -> argparse.Namespace:
     return options
 
 
-def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
+def _tenants(options: argparse.Namespace) -> tuple[list[ScenarioTenant], Path | None]:
     """Returns the tenants, and the path of the tokenizer if the repository is known."""
-    named = [Tenant(name) for name in options.tenant_ids.split(",") if name]
+    named = [ScenarioTenant(name) for name in options.tenant_ids.split(",") if name]
     if not named and not options.repository and Path(REPOSITORY).is_dir():
         options.repository = REPOSITORY
     if not options.repository:
@@ -264,7 +264,7 @@ def _tenants(options: argparse.Namespace) -> tuple[list[Tenant], Path | None]:
         return named, None
     folder = exported_folder(Path(options.repository), options.backbone or None)
     options.backbone = folder.parent.name
-    known = {one.id: Tenant(one.id, one.task) for one in Snapshot.load(folder / EXPORTED_TENANTS).tenants}
+    known = {one.id: ScenarioTenant(one.id, one.task) for one in Snapshot.load(folder / EXPORTED_TENANTS).tenants}
     if missing := [tenant.id for tenant in named if tenant.id not in known]:
         raise InvalidInput(f"--tenant-ids: {missing[0]!r} is not in {options.repository}: it has {', '.join(list(known)[:5])}")
     return [known[tenant.id] for tenant in named] or list(known.values()), folder / "tokenizer.json"

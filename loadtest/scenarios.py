@@ -31,7 +31,7 @@ FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
 
 
 @dataclass(frozen=True)
-class Tenant:
+class ScenarioTenant:
     id: str
     task: str = "classify"
 
@@ -61,7 +61,7 @@ class Scenario(User):
     # All scenarios of a run share these:
     can_run: ClassVar[bool] = False  # else its options are wrong, and Locust starts users all the same
     options: ClassVar[Namespace]
-    tenants: ClassVar[list[Tenant]]
+    tenants: ClassVar[list[ScenarioTenant]]
     all_texts: ClassVar[Texts]
     outcomes: ClassVar[Outcomes]
     begun: ClassVar[Event]  # set when all users have started; then the clock of every plan starts
@@ -135,7 +135,7 @@ class Scenario(User):
         self._fire(self.options.protocol.upper(), _ms_since(due), due, tenant, outcome, failure)
 
     def _fire(
-        self, kind: str, took_ms: float, since: float, tenant: Tenant, outcome: str, failure: Exception | None = None
+        self, kind: str, took_ms: float, since: float, tenant: ScenarioTenant, outcome: str, failure: Exception | None = None
     ) -> None:
         """Tells Locust of a time. `kind` is the type of request under which Locust lists it."""
         self.environment.events.request.fire(
@@ -148,7 +148,7 @@ class Scenario(User):
             start_time=since,
         )
 
-    def _ask(self, number: int, tenant: Tenant, deadline_ms: float | None, due: float) -> None:
+    def _ask(self, number: int, tenant: ScenarioTenant, deadline_ms: float | None, due: float) -> None:
         """Sends a request of the plan and waits for its answer. Raises if there is none, or not the whole one."""
         text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
@@ -194,7 +194,7 @@ class Chat(Poisson):
 
     generates = True
 
-    def _ask(self, number: int, tenant: Tenant, deadline_ms: float | None, due: float) -> None:
+    def _ask(self, number: int, tenant: ScenarioTenant, deadline_ms: float | None, due: float) -> None:
         pieces = self.client.stream(
             self.plan.texts[number],
             tenant=tenant.id,

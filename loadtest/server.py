@@ -23,7 +23,7 @@ from hplm.location import Location
 from hplm.server import process_group
 from hplm.server.process import Process
 from hplm.server.stubs import stubs
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.state import EXPORTED_RECORDS
 
@@ -175,7 +175,7 @@ class ServedCopy(Running):
         tenant = manager.current().find(self.open_tenants()[0])
         (file,) = {record.file for record in tenant.records()}
         packed = Packed((self.folder / EXPORTED_RECORDS / file).read_bytes())
-        manager.add(GUEST, Knowledge.read(packed, tenant.version))
+        manager.add(GUEST, TenantKnowledge.read(packed, tenant.version))
         manager.settle()
         return tenant.id
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from builder.store.branches import table_spec
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
@@ -26,7 +26,7 @@ from hplm.plot.keys import KeySpace, first_of_each, order
 from hplm.plot.meta import TableSpec
 from hplm.plot.writing import write_table
 from hplm.tenants.exits import Exits, Plan
-from hplm.tenants.knowledge import ExitKnowledge, Knowledge, StudentKnowledge
+from hplm.tenants.knowledge import ExitKnowledge, StudentKnowledge, TenantKnowledge
 from hplm.tenants.students import Students, Team
 
 RANDOM = "random weights"  # in place of a model's name
@@ -111,7 +111,7 @@ def random_backbone(config: BackboneConfig, seed: int = 0) -> tuple[LowerStack, 
 def random_store(
     folder: Path,
     config: BackboneConfig,
-    tenants: Sequence[TenantFile],
+    tenants: Sequence[TenantVersion],
     domains: Sequence[str] = (),
     corpus_tokens: int = 20_000,
     spread: float = 0.02,
@@ -134,18 +134,18 @@ def random_store(
     return store
 
 
-def random_tenant(store: Store, tenant: TenantFile, spread: float, seed: int) -> None:
+def random_tenant(store: Store, tenant: TenantVersion, spread: float, seed: int) -> None:
     store.save_tenant(tenant, *random_weights(store.config, tenant, spread, seed), {})
 
 
-def change_version(store: Store, tenant: TenantFile, **changes: Any) -> None:
-    """Changes a stored version, where a build would store a next one. `changes`: fields of its `Knowledge`."""
+def change_version(store: Store, tenant: TenantVersion, **changes: Any) -> None:
+    """Changes a stored version, where a build would store a next one. `changes`: fields of its `TenantKnowledge`."""
     found, report, seen = replace(store.knowledge(tenant), **changes), store.report(tenant), store.seen(tenant)
     shutil.rmtree(store.tenant_folder(tenant.id, tenant.version))
     store.save_version(tenant, found, report, seen=seen)
 
 
-def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Weights:
+def random_weights(config: BackboneConfig, tenant: TenantVersion, spread: float, seed: int) -> Weights:
     """Returns an adapter and a head in the form of the tenant's. `spread`: the standard deviation of their numbers."""
     generator = torch.Generator().manual_seed(seed)
     adapter = tenant.adapter_layout(config)
@@ -153,13 +153,13 @@ def random_weights(config: BackboneConfig, tenant: TenantFile, spread: float, se
     return weights, random_layers(tenant.head_layout(config), spread, generator)[0] if tenant.has_head else {}
 
 
-def random_knowledge(config: BackboneConfig, tenant: TenantFile, spread: float, seed: int) -> Knowledge:
+def random_knowledge(config: BackboneConfig, tenant: TenantVersion, spread: float, seed: int) -> TenantKnowledge:
     """Returns what a manager or a remote command adds as this tenant."""
     weights, own = random_weights(config, tenant, spread, seed)
     layout = tenant.adapter_layout(config)
     head = (tenant.head_layout(config), own) if tenant.has_head else None
     adapter = (layout, weights) if layout is not None and weights is not None else None
-    return Knowledge(tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels), head, adapter)
+    return TenantKnowledge(tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels), head, adapter)
 
 
 def random_layers(layout: Layout, spread: float, generator: torch.Generator) -> list[dict[str, torch.Tensor]]:
@@ -210,13 +210,15 @@ def random_values(spec: TableSpec, seed: int) -> Callable[[np.ndarray], torch.Te
     return values_of
 
 
-def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantFile]:
+def random_tenants(count: int, rank: int, labels: int, domains: Sequence[str] = ("root",)) -> list[TenantVersion]:
     names = [f"label-{i}" for i in range(labels)]
     width = len(str(count - 1))
-    return [TenantFile(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)]
+    return [
+        TenantVersion(f"tenant-{i:0{width}d}", 1, domains[i % len(domains)], 1, "classify", names, rank) for i in range(count)
+    ]
 
 
-def random_exits(store: Store, tenant: TenantFile, *given: Any, **options: Any) -> ExitKnowledge:
+def random_exits(store: Store, tenant: TenantVersion, *given: Any, **options: Any) -> ExitKnowledge:
     """Gives a tenant of a store `random_exit_knowledge`."""
     found = random_exit_knowledge(store.config, tenant, *given, **options)
     change_version(store, tenant, exits=found)
@@ -224,7 +226,7 @@ def random_exits(store: Store, tenant: TenantFile, *given: Any, **options: Any) 
 
 
 def random_exit_knowledge(
-    config: BackboneConfig, tenant: TenantFile, exit: int | None = 0, threshold: float = 0.6, plans: int = 2, seed: int = 0
+    config: BackboneConfig, tenant: TenantVersion, exit: int | None = 0, threshold: float = 0.6, plans: int = 2, seed: int = 0
 ) -> ExitKnowledge:
     """Returns exits of random weights, and two plans: one with this threshold, and a cheaper one with half of it.
 
@@ -239,7 +241,7 @@ def random_exit_knowledge(
 
 def random_students(
     store: Store,
-    tenant: TenantFile,
+    tenant: TenantVersion,
     teams: Sequence[int] = (2,),
     depth: int = 1,
     rank: int = 4,

@@ -15,7 +15,7 @@ from typing import Any
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.branches import replace_weights
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
@@ -36,16 +36,16 @@ CHAT_OPTIONS = ServingOptions(dtype="fp32", max_sequences=4, cache_tokens=32_768
 DOMAINS = ("bio", "law")
 BOTH = ("attention_out", "ffn_out")
 TENANTS = [
-    TenantFile("acme", 1, "bio", 1, "classify", ["red", "grün", "blue"], 8),
-    TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
-    TenantFile("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
-    TenantFile("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),
-    TenantFile("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # only a head
-    TenantFile("flux", 1, "law", 1, "classify", ["low", "high"], 4, "lora", head_function="tanh"),
-    TenantFile("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
-    TenantFile("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
+    TenantVersion("acme", 1, "bio", 1, "classify", ["red", "grün", "blue"], 8),
+    TenantVersion("beta", 1, "root", 1, "tag", ["O", "PART"], 4),
+    TenantVersion("city", 1, "law", 1, "classify", [f"topic-{i}" for i in range(20)], 8),
+    TenantVersion("dune", 1, "bio", 1, "tag", ["O", "A", "B"], 8),
+    TenantVersion("echo", 1, "root", 1, "classify", ["no", "yes"], 0),  # only a head
+    TenantVersion("flux", 1, "law", 1, "classify", ["low", "high"], 4, "lora", head_function="tanh"),
+    TenantVersion("gaia", 1, "bio", 1, "tag", ["O", "A"], 2, "lora", ("query", "key", "attention_out", "ffn_in", "ffn_out")),
+    TenantVersion("hugo", 1, "root", 1, "classify", ["a", "b", "c"], 4, "bottleneck", BOTH, "gelu", dtype="bf16"),
 ]
-WITH_STUDENTS = TenantFile("iris", 1, "law", 1, "classify", ["one", "two", "three"], 4, "lora")
+WITH_STUDENTS = TenantVersion("iris", 1, "law", 1, "classify", ["one", "two", "three"], 4, "lora")
 SERVED = [*TENANTS, WITH_STUDENTS]
 WITH_EXITS = ("city", "dune", "flux")
 WORDS = words(CONFIG.vocabulary)
@@ -72,7 +72,9 @@ def make_toy(folder: Path, config: BackboneConfig = CONFIG) -> Toy:
     return Toy(store, folder / "repository")
 
 
-def make_decoder(folder: Path, tenants: Sequence[TenantFile], domains: Sequence[str], config: BackboneConfig = CHAT) -> Store:
+def make_decoder(
+    folder: Path, tenants: Sequence[TenantVersion], domains: Sequence[str], config: BackboneConfig = CHAT
+) -> Store:
     """Makes the store of a decoder with random weights, so large that attention and adapters change the answers."""
     store = random_store(folder, config, tenants, domains, corpus_tokens=500, spread=0.3)
     weights = {name: 15 * weight if weight.ndim > 1 else weight for name, weight in store.upper().state_dict().items()}
@@ -82,7 +84,7 @@ def make_decoder(folder: Path, tenants: Sequence[TenantFile], domains: Sequence[
 
 def make_chat(
     folder: Path,
-    tenants: Sequence[TenantFile],
+    tenants: Sequence[TenantVersion],
     domains: Sequence[str] = (),
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     options: ServingOptions = CHAT_OPTIONS,

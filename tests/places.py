@@ -7,7 +7,7 @@ from safetensors.torch import save
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
@@ -23,8 +23,8 @@ def make_place(tmp_path):
     store = random_store(tmp_path / "store", CONFIG, random_tenants(2, 4, 3), corpus_tokens=2000, spread=0.3)
     export(store, tmp_path / "repository", ServingOptions())
     for number, name in enumerate(("new-a", "new-b")):
-        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
-    lora = TenantFile("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
+        random_tenant(store, TenantVersion(name, 1, "root", 1, "classify", ["x", "y"], 4), 0.3, seed=40 + number)
+    lora = TenantVersion("new-c", 1, "root", 1, "tag", ["O", "I"], 2, "lora", ("query", "ffn_in"), head_function="tanh")
     random_tenant(store, lora, 0.3, seed=50)
     begin(Folder(tmp_path / "state/toy"))
     return store, tmp_path / "repository", tmp_path / "state"

@@ -12,7 +12,7 @@ import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.levels.calibration import Calibration
 from hplm.tasks import find_task
 from testing.random_store import change_version, random_store
@@ -20,12 +20,12 @@ from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, Toy, random_text
 
 TENANTS = [
-    TenantFile("many", 1, "bio", 1, "multilabel", ["red", "grün", "blue", "black", "white"], 8),
-    TenantFile("mark", 1, "root", 1, "regress", ["value"], 4),
-    TenantFile("find", 1, "law", 1, "span", ["start", "end"], 8, "lora"),
-    TenantFile("perhaps", 1, "bio", 1, "span", ["start", "end", "none"], 4),
-    TenantFile("pair", 1, "bio", 1, "classify", ["no", "yes"], 8),
-    TenantFile("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
+    TenantVersion("many", 1, "bio", 1, "multilabel", ["red", "grün", "blue", "black", "white"], 8),
+    TenantVersion("mark", 1, "root", 1, "regress", ["value"], 4),
+    TenantVersion("find", 1, "law", 1, "span", ["start", "end"], 8, "lora"),
+    TenantVersion("perhaps", 1, "bio", 1, "span", ["start", "end", "none"], 4),
+    TenantVersion("pair", 1, "bio", 1, "classify", ["no", "yes"], 8),
+    TenantVersion("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
 ]
 SPAN, WORD, PAIR, STUDENTS = 6.0, 2.5, 0.6, 1.5  # temperatures
 CALIBRATIONS = {  # `find` has none, and numbers cannot have one
@@ -36,7 +36,7 @@ CALIBRATIONS = {  # `find` has none, and numbers cannot have one
 }
 
 
-def make_tasks(folder: Path, name: str = CONFIG.name, more: Sequence[TenantFile] = (), calibrated: bool = False) -> Toy:
+def make_tasks(folder: Path, name: str = CONFIG.name, more: Sequence[TenantVersion] = (), calibrated: bool = False) -> Toy:
     """`name`: the backbone's. `more`: further tenants. `calibrated`: the tenants of tasks have their calibrations."""
     store = random_store(folder / f"{name}-store", replace(CONFIG, name=name), [*TENANTS, *more], DOMAINS, spread=0.3)
     leave_some_unanswered(store)
@@ -69,7 +69,7 @@ def question(rng: random.Random, task: str) -> tuple[str, str | None]:
     return random_text(rng, 20), random_text(rng, 20) if task in ("classify", "regress") else None
 
 
-def expected_logits(reference: Reference, tenant: TenantFile, text: str, pair: str | None) -> list[list[float]]:
+def expected_logits(reference: Reference, tenant: TenantVersion, text: str, pair: str | None) -> list[list[float]]:
     """Returns the reference's logits. For `span`, those of the best piece's ends, then that of no answer, if there is one."""
     if tenant.task != "span":
         return reference.forward(text, tenant.id, pair).tolist()

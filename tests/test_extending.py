@@ -16,7 +16,7 @@ import pytest
 import bench
 import testing.reference
 from builder.evaluation.evaluation import evaluate_tenant
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from builder.tasks import tasks as training_tasks
 from hplm import tasks
 from hplm.adapters import layout
@@ -111,7 +111,7 @@ def test_a_packing(toy, reference, tmp_path):
 
 def test_an_adapter_kind(follow, tmp_path):
     follow("An adapter kind")
-    wide = TenantFile("wide", 1, "law", 1, "tag", ["O", "A"], 3, "parallel", ("query", "value", "ffn_in", "ffn_out"), "gelu")
+    wide = TenantVersion("wide", 1, "law", 1, "tag", ["O", "A"], 3, "parallel", ("query", "value", "ffn_in", "ffn_out"), "gelu")
     store = random_store(tmp_path / "store", CONFIG, [wide, *TENANTS], DOMAINS, spread=0.3)
     options = ["--task", "classify", "--adapter", "parallel", "--rank", "4"]
     assert build_tenant(store, made(tmp_path, "classify", 60, 1), *options) == 0

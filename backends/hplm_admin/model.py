@@ -22,7 +22,7 @@ from hplm.threads import Threads
 WAITING = 64  # the most commands that wait for others
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     """A command may take minutes, and probes must not wait for it. So a thread runs the commands, one after the other."""
 
     doing = "the command"

@@ -60,7 +60,7 @@ class Forwarded:
         return (self.deadline_ns - self.arrival_ns) // 1000
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     """Requests wait in a line, in which tenants take turns, for its threads."""
 
     doing = "forwarding the request"

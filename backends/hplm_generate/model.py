@@ -37,7 +37,7 @@ class GenerateRequest(PendingPrompt):
     """Sends what comes of one request. It has exactly one end, whatever fails."""
 
     def __init__(
-        self, sender: replies.Sender, model: replies.Model, count: Callable[[AnswerEnd | str], None], form: bytes
+        self, sender: replies.Sender, model: replies.BackendModel, count: Callable[[AnswerEnd | str], None], form: bytes
     ) -> None:
         """`model` sends errors. `count` is called once, with the answer's end or the word of the error that the client got."""
         super().__init__(form, self._say, sender.defer)
@@ -76,7 +76,7 @@ def _ignored(said: object) -> None:
     """Takes what follows the end of an answer, which was said before the engine knew of the end, or an end not to count."""
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
         self._meter = Meter()

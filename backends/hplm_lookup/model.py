@@ -28,7 +28,7 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.secret import SharedSecret
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     """It takes some milliseconds at most, so that Triton keeps no request back for long and their arrival is known."""
 
     doing = "lookup"

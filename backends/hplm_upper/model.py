@@ -23,7 +23,7 @@ from hplm.tenants.secret import SharedSecret
 _RESENDS = f'"{RESEND}":'
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     defers = False
 
     def initialize(self, args: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from builder.evaluation.fitting import Cases, calibration_error, fitted
 from builder.evaluation.unseen import FEWEST, UnseenTexts
 from builder.learning.bodies import PlotBody
 from builder.store.step import Step
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
@@ -63,7 +63,7 @@ def _described(confidences: np.ndarray, losses: np.ndarray, cases: Cases) -> dic
     return {"ece": round(calibration_error(confidences, cases.right), 4), "nll": round(float(losses.mean()), 4)}
 
 
-def _cases(tenant: TenantFile, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data) -> Cases:
+def _cases(tenant: TenantVersion, task: TrainingTask, body: PlotBody, model: TenantModel, data: Data) -> Cases:
     """Returns the answers to texts of which a word can be read."""
     served, labels = task.served, tenant.labels
     assert served.evidence is not None  # as `UnseenTexts` checks

@@ -11,7 +11,7 @@ import torch
 
 from builder.learning.bodies import PlotBody
 from builder.said import progress_bar
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.students.team import served
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
@@ -23,14 +23,14 @@ from builder.training.finetuning import Answering, logits_of
 from builder.training.model import TenantModel
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 
 TEXTS_AT_ONCE = 16  # in a request
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    tenant: TenantFile
+    tenant: TenantVersion
     texts: Texts
     answers: list[list[str]]
     scores: Scores
@@ -51,7 +51,7 @@ def evaluate_tenant(
 
 
 def evaluate_weights(
-    store: Store, tenant: TenantFile, found: Knowledge, examples: Sequence[Example], device: torch.device,
+    store: Store, tenant: TenantVersion, found: TenantKnowledge, examples: Sequence[Example], device: torch.device,
     eight_bits: bool = False, members: int | None = None,
 ) -> Evaluation:  # fmt: skip
     """Evaluates a tenant that need not be stored yet."""
@@ -65,7 +65,7 @@ def evaluate_weights(
 
 
 def opened(
-    store: Store, found: Knowledge, examples: Sequence[Example], device: torch.device, precision: Precision,
+    store: Store, found: TenantKnowledge, examples: Sequence[Example], device: torch.device, precision: Precision,
     task: TrainingTask | None = None,
 ) -> tuple[PlotBody, TenantModel, Data]:  # fmt: skip
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""

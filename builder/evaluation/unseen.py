@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, has_labels, hash_of, read_unlabelled
 from builder.tasks.labels import check_labels
@@ -18,7 +18,7 @@ FEWEST = 100  # texts, from which something about answers can be learned
 class UnseenTexts:
     """The texts of a file without those that a tenant's version has seen."""
 
-    def __init__(self, tenant: TenantFile, file: Path, seen: frozenset[int], purpose: str, with_labels: bool = True) -> None:
+    def __init__(self, tenant: TenantVersion, file: Path, seen: frozenset[int], purpose: str, with_labels: bool = True) -> None:
         """`seen`: hashes of texts. `purpose` is a word for errors. `with_labels`: whether the texts must have labels."""
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):

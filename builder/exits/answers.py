@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from builder.exits.heads import States
 from builder.exits.thresholds import Answered, Estimate
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from hplm.arrays import Array
@@ -43,7 +43,7 @@ def _likeliest(distance: Callable[[float], Tensor]) -> Calibration:
 
 
 def answered_by(
-    tenant: TenantFile, task: TrainingTask, states: States, outputs: Sequence[Tensor], calibrations: Sequence[Calibration],
+    tenant: TenantVersion, task: TrainingTask, states: States, outputs: Sequence[Tensor], calibrations: Sequence[Calibration],
     full: Calibration, config: BackboneConfig,
 ) -> tuple[Answered, list[list[TextAnswer]]]:  # fmt: skip
     """Returns what is known about the answers of exits, and the answers themselves: of each exit, then of the full stack."""

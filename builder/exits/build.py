@@ -19,7 +19,7 @@ from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
 from builder.said import say
 from builder.store.step import Step
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example, hash_of, read_unlabelled
 from builder.training.data import file_of
@@ -107,7 +107,7 @@ def check_task(tenant_id: str, task: str) -> None:
         )
 
 
-def _divided(report: Mapping[str, Any], tenant: TenantFile, texts: UnseenTexts) -> tuple[list[Example], list[Example]]:
+def _divided(report: Mapping[str, Any], tenant: TenantVersion, texts: UnseenTexts) -> tuple[list[Example], list[Example]]:
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     if (training := report.get("training")) is not None:  # of an import there is none
         if (file := file_of(training)) is not None:

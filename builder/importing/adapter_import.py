@@ -12,7 +12,7 @@ from builder.evaluation.evaluation import evaluate_weights
 from builder.importing.adapters import MERGE, read_folder
 from builder.importing.foreign import LEAVE_OUT, Foreign, check_shapes, storable, upper_adapter
 from builder.importing.heads import chosen_labels, reordered
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.store.version import Weights
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
@@ -35,7 +35,7 @@ class ImportOptions:
     test: Path | None = None  # labelled data to score the tenant on
 
 
-def read_adapter(store: Store, tenant_id: str, folder: Path, options: ImportOptions) -> tuple[TenantFile, Weights, Foreign]:
+def read_adapter(store: Store, tenant_id: str, folder: Path, options: ImportOptions) -> tuple[TenantVersion, Weights, Foreign]:
     """Reads and checks a saved adapter. Returns its tenant with its weights, and how it was saved."""
     config, domain = store.config, (options.domain, store.latest(options.domain))
     if options.task is not None:
@@ -43,7 +43,7 @@ def read_adapter(store: Store, tenant_id: str, folder: Path, options: ImportOpti
     if config.is_decoder and (options.labels or options.test is not None):
         raise InvalidInput("a tenant that generates text has no labels and no labelled test: leave --labels and --test out")
     foreign = read_folder(folder, store.model, options.task, config.is_decoder)
-    tenant, adapter, weights = TenantFile(tenant_id, 1, *domain, GENERATE, [], rank=0), None, {}
+    tenant, adapter, weights = TenantVersion(tenant_id, 1, *domain, GENERATE, [], rank=0), None, {}
     if (head := foreign.head) is not None:
         labels = chosen_labels(head.task, options.labels, head.labels, len(head.weights["weight"]), head.source)
         tenant = replace(tenant, task=head.task, labels=labels, head_function=head.function)
@@ -66,7 +66,7 @@ def read_adapter(store: Store, tenant_id: str, folder: Path, options: ImportOpti
 
 def import_tenant(
     store: Store, tenant_id: str, folder: Path, options: ImportOptions, device: torch.device
-) -> tuple[TenantFile, dict[str, Any]]:
+) -> tuple[TenantVersion, dict[str, Any]]:
     """Returns the stored tenant and its report. Checks everything before it builds anything."""
     config = store.config
     with locked_tenant(store, tenant_id):
@@ -95,7 +95,7 @@ def origin_of(store: Store, folder: Path, library: str, trained_on: str | None) 
 
 def checked(
     store: Store, tenant_id: str, task: str, labels: list[str], test: Path | None
-) -> tuple[TenantFile | None, list[Example] | None]:
+) -> tuple[TenantVersion | None, list[Example] | None]:
     """Returns the tenant's version before, and the labelled test. Refuses an update that changes its task or labels."""
     if (before := store.tenant(tenant_id)) is not None:
         check_answers(before, task, labels)
@@ -104,7 +104,7 @@ def checked(
     return before, labelled
 
 
-def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantFile:
+def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> TenantVersion:
     """Makes a tenant without an adapter, or the next version of a tenant: with its adapter, on the newest tables of its domain.
 
     `domain`: default: that of the version before, or root. Returns the version before if it is the same.
@@ -115,7 +115,11 @@ def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> Ten
         domain = domain or (before.domain if before is not None else "root")
         version = store.latest(domain)
         if before is None:
-            tenant, weights, report = TenantFile(tenant_id, 1, domain, version, GENERATE, [], 0), (None, {}), {"task": GENERATE}
+            tenant, weights, report = (
+                TenantVersion(tenant_id, 1, domain, version, GENERATE, [], 0),
+                (None, {}),
+                {"task": GENERATE},
+            )
         elif (before.domain, before.domain_version) == (domain, version):
             return before
         else:

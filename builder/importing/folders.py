@@ -22,7 +22,7 @@ from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.said import no_progress_bars
 from builder.store.branches import Branches
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantVersion, check_name
 from builder.worker_processes import outcomes
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.checkpoint import load_checkpoint
@@ -40,7 +40,7 @@ class Imported:
 
     id: str
     folder: Path
-    tenant: TenantFile | None = None  # None: it was refused, or only planned
+    tenant: TenantVersion | None = None  # None: it was refused, or only planned
     report: dict[str, Any] = field(default_factory=dict[str, Any])  # of a planned adapter: empty
     refused: str = ""
 
@@ -86,7 +86,7 @@ class Importer:
         is_here = bool(files) and all(file.exists() for file in files)
         return UnlabelledTexts(files, are_documents=True) if is_here else None
 
-    def one(self, tenant_id: str, folder: Path, is_named: bool = True) -> tuple[TenantFile, dict[str, Any]]:
+    def one(self, tenant_id: str, folder: Path, is_named: bool = True) -> tuple[TenantVersion, dict[str, Any]]:
         """Imports an adapter or a checkpoint. `is_named`: the user has named the tenant, so it may be any."""
         given = self.store, tenant_id, folder
         if (texts := self._texts_for(tenant_id, folder, is_named)) is None:
@@ -161,7 +161,7 @@ def _sent(folder: Path, *given: Any) -> Importer:
     return Importer(Store(folder), *given)
 
 
-def _tried(tenant_id: str, folder: Path, work: Callable[[str, Path], tuple[TenantFile | None, dict[str, Any]]]) -> Imported:
+def _tried(tenant_id: str, folder: Path, work: Callable[[str, Path], tuple[TenantVersion | None, dict[str, Any]]]) -> Imported:
     """Returns what became of a folder. Only what concerns all folders is raised."""
     try:
         return Imported(tenant_id, folder, *work(tenant_id, folder))

@@ -31,7 +31,7 @@ from builder.page import import_page
 from builder.pictures import draw_learning
 from builder.store.resumable import read_json, write_json
 from builder.store.step import Step
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
@@ -81,22 +81,22 @@ class Unlike(InvalidInput):
 
 
 @dataclass(frozen=True)
-class Model:
+class TunedModel:
     """A body with an adapter and a head on it."""
 
     body: Body
     own: TenantModel
 
     @classmethod
-    def of(cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device) -> Model:
+    def of(cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device) -> TunedModel:
         return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head).to(device))
 
     @classmethod
-    def of_checkpoint(cls, found: Finetuned, device: torch.device) -> Model:
+    def of_checkpoint(cls, found: Finetuned, device: torch.device) -> TunedModel:
         return cls(*found.loaded(device))
 
     @classmethod
-    def of_tenant(cls, store: Store, tenant: TenantFile, device: torch.device) -> Model:
+    def of_tenant(cls, store: Store, tenant: TenantVersion, device: torch.device) -> TunedModel:
         found = store.knowledge(tenant)
         return cls.of(PlotBody.of(store), found.adapter, found.head, device)
 
@@ -113,7 +113,7 @@ class Model:
 def import_checkpoint(
     store: Store, tenant_id: str, folder: Path, family: Family, texts: UnlabelledTexts, options: ImportOptions,
     matching: MatchingOptions, device: torch.device,
-) -> tuple[TenantFile, dict[str, Any]]:  # fmt: skip
+) -> tuple[TenantVersion, dict[str, Any]]:  # fmt: skip
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
     Raises `Unlike` if too few answers are the checkpoint's.
@@ -141,18 +141,18 @@ def import_checkpoint(
         if before is not None:
             found = found.with_labels(before.labels)
         task, labels = training_task(found.head.task), found.labels
-        teacher, reader = Model.of_checkpoint(found, device), Reader(store, *domain)
+        teacher, reader = TunedModel.of_checkpoint(found, device), Reader(store, *domain)
 
-        def scores(tenant: Model) -> dict[str, Any]:
+        def scores(tenant: TunedModel) -> dict[str, Any]:
             return compared(tenant, teacher, tested, reader, labels, task) if tested is not None else {}
 
         if before is not None and stored is not None:  # only its scores are new
-            return before, stored | scores(Model.of_tenant(store, before, device))
+            return before, stored | scores(TunedModel.of_tenant(store, before, device))
         parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
         data = Data(reader, task.unlabelled(), labels, *parts, device)
         saving = step.folder()
         change, kept = family.change(found, layout)
-        tenant = Model.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
+        tenant = TunedModel.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
         report = {
             "task": found.head.task,
             "imported": origin_of(store, folder, "transformers", store.model),
@@ -173,7 +173,7 @@ def import_checkpoint(
             step.clear()
             raise
         version = before.version + 1 if before else 1
-        file = TenantFile(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
+        file = TenantVersion(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
         file = file.with_adapter(layout)
 
         def draw(picture: Path) -> None:
@@ -199,7 +199,7 @@ def _check_agreement(
         )
 
 
-def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
+def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
     """Trains adapter and head. Returns the part of the report that says how near they came."""
     wanted = teacher.rows(data)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def _matched(tenant: Model, teacher: Model, data: Data, options: MatchingOptions
 
 
 def answers_of(
-    models: Sequence[Model], examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
+    models: Sequence[TunedModel], examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
 ) -> tuple[Data, list[list[Rows]]]:
     """Returns each model's answers to other texts, and the texts as data."""
     texts = reader.read(examples, task, labels)
@@ -250,7 +250,7 @@ def answers_of(
 
 
 def compared(
-    tenant: Model, teacher: Model, examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
+    tenant: TunedModel, teacher: TunedModel, examples: Sequence[Example], reader: Reader, labels: list[str], task: TrainingTask
 ) -> dict[str, Any]:
     """Returns the scores of both on labelled texts, and how many answers are the same."""
     data, rows = answers_of((tenant, teacher), examples, reader, labels, task)

@@ -15,8 +15,8 @@ from torch import Tensor
 from builder.importing.agreement import agreement
 from builder.importing.checkpoint import LAST_OF_TASK, LAYERS, LAYERS_OF_OTHERS, SEQUENCE, SPAN, TASK_OF_ENDING, Family
 from builder.importing.heads import TASK_OF_PROBLEM
-from builder.importing.matching import Model, answers_of
-from builder.store.store import Store, TenantFile, written_folder
+from builder.importing.matching import TunedModel, answers_of
+from builder.store.store import Store, TenantVersion, written_folder
 from builder.tasks.examples import read_unlabelled
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
@@ -69,14 +69,14 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     if store.knowledge(tenant).students is not None:
         report["lost"] = STUDENTS
     if texts is not None:
-        models = Model.of_checkpoint(family.read(folder), device), Model.of_tenant(store, tenant, device)
+        models = TunedModel.of_checkpoint(family.read(folder), device), TunedModel.of_tenant(store, tenant, device)
         reader, task = Reader(store, tenant.domain, tenant.domain_version), training_task(tenant.task).unlabelled()
         data, rows = answers_of(models, examples, reader, tenant.labels, task)
         report |= agreement(data, *rows).described()
     return report
 
 
-def _model(store: Store, tenant: TenantFile) -> Any:
+def _model(store: Store, tenant: TenantVersion) -> Any:
     """Returns a model of the tenant's task with the original's weights, and a head that is yet to be set."""
     ending = next((ending for ending, task in TASK_OF_ENDING.items() if task == tenant.task), SEQUENCE)
     loader: Any = getattr(silent_transformers(), f"AutoModel{ending}")
@@ -88,7 +88,7 @@ def _model(store: Store, tenant: TenantFile) -> Any:
     return weights_of(store.model, loader, ignore_mismatched_sizes=True, **given)[0]
 
 
-def _head(kind: str, tenant: TenantFile, head: dict[str, Tensor]) -> dict[str, Tensor]:
+def _head(kind: str, tenant: TenantVersion, head: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tenant's head by the names that the family has for it."""
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
     weight, bias, width = head["weight"], head["bias"], head["weight"].shape[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builder.publish.model_configs import ServingOptions, check_options, is_of_decoder, write_configs
 from builder.store.branches import check_root
-from builder.store.store import Store, TenantFile, written_folder
+from builder.store.store import Store, TenantVersion, written_folder
 from hplm.adapters import records
 from hplm.disk import bytes_in, check_room
 from hplm.engine.backbone import Backbone
@@ -63,7 +63,7 @@ def export(
     return Exported(name, len(tenants), len(branches), repository / name, is_new)
 
 
-def write_version(store: Store, tenants: list[TenantFile], version_folder: Path, replace: bool = False) -> list[Branch]:
+def write_version(store: Store, tenants: list[TenantVersion], version_folder: Path, replace: bool = False) -> list[Branch]:
     """Writes what the processes of a server open: the backbone, its tables, and the tenants. Returns the tables."""
     fresh = version_folder.with_name(f"{version_folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -116,7 +116,7 @@ def check_export(store: Store, options: ServingOptions) -> None:
     check_options(store.config, options)
 
 
-def _needed(store: Store, tenants: list[TenantFile]) -> list[tuple[str, int]]:
+def _needed(store: Store, tenants: list[TenantVersion]) -> list[tuple[str, int]]:
     """Returns the tables that tenants use, the newest of each domain, and those they fall back to; the root first."""
     starts = {(tenant.domain, tenant.domain_version) for tenant in tenants}
     starts |= {(domain, store.latest(domain)) for domain, _ in store.domains()}
@@ -152,7 +152,7 @@ def _refuse_group(repository: Path, name: str) -> None:
         )
 
 
-def _recorded(store: Store, tenant: TenantFile, uid: int, folder: Path) -> Tenant:
+def _recorded(store: Store, tenant: TenantVersion, uid: int, folder: Path) -> Tenant:
     """Writes a tenant's record file, and returns the tenant as snapshots hold it. Uids count from 1, in the order of ids."""
     knowledge = store.knowledge(tenant)
     return knowledge.tenant(tenant.id, uid, tenant.version, records.write(folder / Backbone.RECORDS, knowledge.packed()))

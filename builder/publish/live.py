@@ -15,7 +15,7 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Branch, Table
 from hplm.tenants.change import Change, Kept
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import DomainChange, Manager, TenantChange
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.tables import newest_version
@@ -110,7 +110,7 @@ def update_domain(manager: Manager, store: Store, name: str, share: float = 1.0)
     return manager.registry.change("domain update", edit, kept)
 
 
-def _trained(manager: Manager, store: Store, tenant_id: str) -> Knowledge:
+def _trained(manager: Manager, store: Store, tenant_id: str) -> TenantKnowledge:
     _check_store(manager, store)
     found = store.known_tenant(tenant_id)
     _check_same(manager, store, manager.current().branches, found.domain, found.domain_version)

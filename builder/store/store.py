@@ -29,12 +29,12 @@ from builder.said import say
 from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
 from builder.store.resumable import read_json, replaced, saved_plan, write_json
 from builder.store.seen import SeenTexts
-from builder.store.version import PICTURE, REPORT, SEEN, TenantFile, Weights, described, read_version
+from builder.store.version import PICTURE, REPORT, SEEN, TenantVersion, Weights, described, read_version
 from hplm.errors import Broken, InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tokenizer import Tokenizer
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.snapshot import NAME
 
 FORMAT = 3
@@ -124,7 +124,7 @@ class Store(Branches):
         """Returns what is given by tenants' names, last those whose build was interrupted: it may have taken all memory."""
         return sorted(things, key=lambda thing: self.tenant_work_folder(thing[0]).exists())
 
-    def users(self, tenants: Iterable[TenantFile] | None = None) -> dict[tuple[str, int], list[str]]:
+    def users(self, tenants: Iterable[TenantVersion] | None = None) -> dict[tuple[str, int], list[str]]:
         """Returns the users of each branch: newest tenant versions, child domains, and unfinished builds of either.
 
         `tenants`: default: all, each of which must be readable.
@@ -180,11 +180,11 @@ class Store(Branches):
         found = self.folder.glob("tenants/*/*")
         return sorted({path.parent.name for path in found if path.name.isdecimal()})  # others are unfinished
 
-    def tenants(self) -> list[TenantFile]:
+    def tenants(self) -> list[TenantVersion]:
         """Returns the newest version of every tenant, ordered by id. Fails if one cannot be read."""
         return [tenant for name in self.tenant_ids() if (tenant := self.tenant(name)) is not None]
 
-    def readable_tenants(self) -> list[TenantFile]:
+    def readable_tenants(self) -> list[TenantVersion]:
         """Returns the newest versions to list or report them: names those that cannot be read, and goes on."""
         return [tenant for tenant, _ in self._readable(lambda tenant: None)]
 
@@ -192,7 +192,7 @@ class Store(Branches):
         """Returns the reports of the newest versions that can be read, by id, and names the others."""
         return {tenant.id: report for tenant, report in self._readable(self.report)}
 
-    def _readable(self, read: Callable[[TenantFile], R]) -> Iterator[tuple[TenantFile, R]]:
+    def _readable(self, read: Callable[[TenantVersion], R]) -> Iterator[tuple[TenantVersion, R]]:
         for name in self.tenant_ids():
             try:
                 if (tenant := self.tenant(name)) is not None:
@@ -200,7 +200,7 @@ class Store(Branches):
             except Broken as error:
                 say(f"tenant {name} is left out: {error}")
 
-    def tenant(self, tenant_id: str) -> TenantFile | None:
+    def tenant(self, tenant_id: str) -> TenantVersion | None:
         """Returns the tenant's newest version; None if it has none. Reads no other tenant: its file may be broken."""
         versions = self.tenant_versions(tenant_id)
         if not versions:
@@ -212,7 +212,7 @@ class Store(Branches):
                 raise
             return self.tenant(tenant_id)  # another process has just deleted it
 
-    def known_tenant(self, tenant_id: str) -> TenantFile:
+    def known_tenant(self, tenant_id: str) -> TenantVersion:
         """Returns the tenant's newest version, and refuses an id that is not in the store."""
         if (tenant := self.tenant(tenant_id)) is None:
             raise self.unknown(tenant_id)
@@ -233,30 +233,30 @@ class Store(Branches):
         """Removes all versions of a tenant. They leave `tenants` together, so an interrupted removal leaves none there."""
         remove_folder(self.folder / "tenants" / tenant_id, self.folder / "removed" / tenant_id)
 
-    def tenant_version(self, tenant_id: str, version: int) -> TenantFile:
+    def tenant_version(self, tenant_id: str, version: int) -> TenantVersion:
         return described(self.tenant_folder(tenant_id, version))
 
     def tenant_folder(self, tenant_id: str, version: int) -> Path:
         return self.folder / "tenants" / tenant_id / str(version)
 
-    def knowledge(self, tenant: TenantFile) -> Knowledge:
+    def knowledge(self, tenant: TenantVersion) -> TenantKnowledge:
         """Returns all that is published of a version."""
         return read_version(self.tenant_folder(tenant.id, tenant.version))
 
-    def tenant_weights(self, tenant: TenantFile) -> Weights:
+    def tenant_weights(self, tenant: TenantVersion) -> Weights:
         """Returns the adapter by layer, None if the tenant has none, and the head, empty if it has none."""
         found = self.knowledge(tenant)
         adapter = [dict(layer) for layer in found.adapter[1]] if found.adapter is not None else None
         return adapter, dict(found.head[1]) if found.head is not None else {}
 
-    def report(self, tenant: TenantFile) -> dict:
+    def report(self, tenant: TenantVersion) -> dict:
         return read_json(self.tenant_folder(tenant.id, tenant.version) / REPORT)
 
-    def seen(self, tenant: TenantFile) -> SeenTexts:
+    def seen(self, tenant: TenantVersion) -> SeenTexts:
         return SeenTexts.load(self.tenant_folder(tenant.id, tenant.version) / SEEN)
 
     def save_tenant(
-        self, tenant: TenantFile, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor], report: dict,
+        self, tenant: TenantVersion, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor], report: dict,
         draw: Callable[[Path], object] | None = None, seen: SeenTexts = NO_TEXTS,
     ) -> None:  # fmt: skip
         """Saves adapter and head tensors, named and shaped as their layouts say. `draw` writes a picture to a path.
@@ -266,7 +266,7 @@ class Store(Branches):
         self.save_version(tenant, tenant.knowledge(self.config, adapter, head), report, draw, seen)
 
     def save_version(
-        self, tenant: TenantFile, found: Knowledge, report: dict, draw: Callable[[Path], object] | None = None,
+        self, tenant: TenantVersion, found: TenantKnowledge, report: dict, draw: Callable[[Path], object] | None = None,
         seen: SeenTexts = NO_TEXTS,
     ) -> None:  # fmt: skip
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
@@ -278,8 +278,8 @@ class Store(Branches):
                 draw(folder / PICTURE)
 
     def save_next(
-        self, tenant: TenantFile, found: Knowledge, report: dict, by_students: frozenset[int] = frozenset()
-    ) -> TenantFile:
+        self, tenant: TenantVersion, found: TenantKnowledge, report: dict, by_students: frozenset[int] = frozenset()
+    ) -> TenantVersion:
         """Saves a next version with the same weights, and the pages of the training that made them.
 
         `by_students`: hashes of the texts that only its students have learned.

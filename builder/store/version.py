@@ -14,7 +14,7 @@ from hplm.adapters.records import Packed, read_header
 from hplm.errors import MISFITS, Broken
 from hplm.model.config import BackboneConfig
 from hplm.tasks import TASKS
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 
 REPORT, PICTURE, SEEN = "report.json", "training.png", "seen.npz"
 WAY_OUT = "build or copy it again, or delete the tenant"
@@ -22,7 +22,7 @@ Weights = tuple[list[dict[str, Tensor]] | None, dict[str, Tensor]]  # of the ada
 
 
 @dataclass(frozen=True)
-class TenantFile:
+class TenantVersion:
     """Describes a version without its weights."""
 
     id: str
@@ -46,17 +46,19 @@ class TenantFile:
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
         return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
 
-    def with_adapter(self, layout: Layout) -> TenantFile:
+    def with_adapter(self, layout: Layout) -> TenantVersion:
         places = None if layout.places == KINDS[layout.kind].usual_places else layout.places
         return replace(self, rank=layout.size, adapter=layout.kind, places=places, function=layout.function)
 
     def head_layout(self, config: BackboneConfig) -> Layout:
         return head_layout(config, len(self.labels), self.head_function, self.dtype)
 
-    def knowledge(self, config: BackboneConfig, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor]) -> Knowledge:
+    def knowledge(
+        self, config: BackboneConfig, adapter: list[dict[str, Tensor]] | None, head: dict[str, Tensor]
+    ) -> TenantKnowledge:
         """Returns the version with these weights, which its layouts name and shape. `head`: empty if there is none."""
         layout = self.adapter_layout(config)
-        return Knowledge(
+        return TenantKnowledge(
             domain=self.domain,
             domain_version=self.domain_version,
             task=self.task,
@@ -67,14 +69,14 @@ class TenantFile:
         )
 
 
-def described(folder: Path) -> TenantFile:
+def described(folder: Path) -> TenantVersion:
     """Returns what a version is. Reads no weights."""
     path = _record(folder)
     try:
         header = read_header(path)
         layouts = {name: Layout.of(key) for name, key in header["layouts"].items()}
         named = {"id": folder.parent.name, "version": int(folder.name), "rank": 0}
-        tenant = msgspec.convert({**header["tenant"], **named}, TenantFile)
+        tenant = msgspec.convert({**header["tenant"], **named}, TenantVersion)
     except (*MISFITS, OSError) as error:
         raise Broken(f"{path} does not describe a tenant ({error}): {WAY_OUT}") from None
     adapter, head = layouts.get("adapter"), layouts.get("head")
@@ -83,14 +85,14 @@ def described(folder: Path) -> TenantFile:
     return tenant.with_adapter(adapter) if adapter is not None else tenant
 
 
-def read_version(folder: Path) -> Knowledge:
+def read_version(folder: Path) -> TenantKnowledge:
     """Returns all that is published of a version, and checks it."""
     path = _record(folder)
     try:
         content = path.read_bytes()
         if not has_content(path.name, content):
             raise Broken(f"{path} does not match the checksum in its name: {WAY_OUT}")
-        return Knowledge.read(Packed(content), int(folder.name))
+        return TenantKnowledge.read(Packed(content), int(folder.name))
     except (*MISFITS, OSError) as error:
         raise Broken(f"{path} does not hold a version of a tenant ({error}): {WAY_OUT}") from None
 

@@ -16,7 +16,7 @@ from builder.importing.texts import UnlabelledTexts
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import check_rank
 from builder.store.step import Step
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, served
 from builder.tables.build_folder import locked_tenant
@@ -67,7 +67,7 @@ def build_students(
         return told, True
 
 
-def _files(tenant: TenantFile, report: Mapping[str, Any], moved: Sequence[Path]) -> tuple[Path, Path | None]:
+def _files(tenant: TenantVersion, report: Mapping[str, Any], moved: Sequence[Path]) -> tuple[Path, Path | None]:
     """Returns the training file of a version, and its dev file if it had one."""
     if "training" not in report:
         raise InvalidInput(
@@ -100,7 +100,7 @@ def check(store: Store, tenant_id: str, task: str, options: StudentOptions) -> N
 
 
 def _made(
-    tenant: TenantFile, data: Data, further: Sequence[Example], options: StudentOptions, folder: Path
+    tenant: TenantVersion, data: Data, further: Sequence[Example], options: StudentOptions, folder: Path
 ) -> tuple[StudentKnowledge, dict[str, Any]]:
     body = PlotBody.of(data.reader.store).to(data.device).eval().requires_grad_(False)
     own = data.reader.store.knowledge(tenant)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep
 from builder.tables.sorted_runs import distinct
@@ -73,7 +73,7 @@ def inspect_branch(store: Store, domain: str, version: int | None) -> dict[str, 
     }
 
 
-def behind(store: Store, domain: str, tenants: Sequence[TenantFile]) -> list[TenantFile]:
+def behind(store: Store, domain: str, tenants: Sequence[TenantVersion]) -> list[TenantVersion]:
     """Returns those that use an older version than the newest. Building them again moves them to it."""
     newest = store.latest(domain)
     return [tenant for tenant in tenants if tenant.domain == domain and tenant.domain_version < newest]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from builder.tasks.examples import Example
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
@@ -70,7 +70,7 @@ def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str
                 )
 
 
-def check_answers(before: TenantFile, task: str, labels: list[str]) -> None:
+def check_answers(before: TenantVersion, task: str, labels: list[str]) -> None:
     """Refuses an update that changes the tenant's task or labels: clients rely on them."""
     changed = []
     if task != before.task:

@@ -15,7 +15,7 @@ from torch import Tensor
 from builder.packed_batches import packed_batches
 from builder.said import progress_bar
 from builder.store.seen import SeenTexts
-from builder.store.store import NO_TEXTS, TenantFile
+from builder.store.store import NO_TEXTS, TenantVersion
 from builder.store.version import Weights
 from builder.tables.text_files import digest_of_files
 from builder.tasks.division import seen_after, split_again, split_off
@@ -81,7 +81,7 @@ class Data:
 
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
-    known: TenantFile | None = None, dtype: str = "fp16", start: TenantFile | None = None, again: bool = False,
+    known: TenantVersion | None = None, dtype: str = "fp16", start: TenantVersion | None = None, again: bool = False,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from builder.said import say
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
@@ -16,7 +16,7 @@ ANEW = 0  # instead of a version: random weights
 ADAPTER = ("adapter", "rank", "places", "function", "dtype")
 
 
-def form_of(before: TenantFile | None, given: dict[str, Any]) -> dict[str, Any]:
+def form_of(before: TenantVersion | None, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options with what they leave open about adapter and head: these are as in the version before."""
     if before is None:
         return given
@@ -24,7 +24,7 @@ def form_of(before: TenantFile | None, given: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(before, name) for name in ("head_function", *(ADAPTER if same_kind else ()))} | given
 
 
-def chosen_start(store: Store, tenant_id: str, before: TenantFile | None, digest: str, wanted: int | None) -> int:
+def chosen_start(store: Store, tenant_id: str, before: TenantVersion | None, digest: str, wanted: int | None) -> int:
     """Returns the version whose weights are trained on, or ANEW, and says why. `digest`: of the training data.
 
     New data are learned on top of the newest version. Data that it has learned are not learned on top of themselves: the
@@ -55,7 +55,7 @@ def check_version(store: Store, tenant_id: str, wanted: int) -> None:
         raise InvalidInput(f"--from-version {wanted}: tenant {tenant_id!r} has no such version; known are {known}")
 
 
-def check_form(start: TenantFile, options: TrainingOptions, config: BackboneConfig) -> None:
+def check_form(start: TenantVersion, options: TrainingOptions, config: BackboneConfig) -> None:
     """Refuses options that ask for another adapter than the start has: its weights would not fit."""
     known, asked = start.adapter_layout(config), adapter_of(config, options)
     if known != (replace(asked, dtype=start.dtype) if asked is not None else None):

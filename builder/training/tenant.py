@@ -16,7 +16,7 @@ from builder.pictures import draw_learning
 from builder.said import say
 from builder.store.resumable import clear_work_folder, saved_plan
 from builder.store.step import Step
-from builder.store.store import Store, TenantFile, check_name
+from builder.store.store import Store, TenantVersion, check_name
 from builder.tables.build_folder import locked_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, hash_of
@@ -39,7 +39,7 @@ def build_tenant(
     store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
     *, device: torch.device, from_version: int | None = None, trainer: Train = finetune,
     teacher: str | None = None, **training: Any,
-) -> TenantFile:  # fmt: skip
+) -> TenantVersion:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
@@ -81,7 +81,7 @@ def build_tenant(
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
         trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
-        tenant = TenantFile(
+        tenant = TenantVersion(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
         )  # fmt: skip
@@ -103,13 +103,13 @@ def build_tenant(
         return tenant
 
 
-def chosen_task(tenant_id: str, before: TenantFile | None, task: str | None) -> str:
+def chosen_task(tenant_id: str, before: TenantVersion | None, task: str | None) -> str:
     if (task := task or (before.task if before is not None else None)) is None:
         raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
     return task
 
 
-def checked_options(store: Store, before: TenantFile | None, training: dict[str, Any]) -> TrainingOptions:
+def checked_options(store: Store, before: TenantVersion | None, training: dict[str, Any]) -> TrainingOptions:
     """Returns the options of a training, and refuses wrong ones before anything is removed. `before`: the version before."""
     options = TrainingOptions(**form_of(before, training))
     if options.body_rate and not options.cut:

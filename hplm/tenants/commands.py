@@ -28,7 +28,7 @@ from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
 from hplm.tenants.exits import Exits
-from hplm.tenants.knowledge import ExitKnowledge, Knowledge
+from hplm.tenants.knowledge import ExitKnowledge, TenantKnowledge
 from hplm.tenants.listing import described
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import LIMITS, NAME
@@ -169,7 +169,7 @@ class Commands:
             log.warning("the domain is served, but its copy in %s cannot be removed: %s", source, error)
         return self._changed(change)
 
-    def _knowledge(self, given: _Version) -> Knowledge:
+    def _knowledge(self, given: _Version) -> TenantKnowledge:
         check_backbone(given.task, self._config)
         task = find_task(given.task)
         labels = () if task.generates else (given.labels or ())
@@ -189,7 +189,7 @@ class Commands:
             heads = _layers(tensors, layout, [f"exits.{number}." for number in range(layout.layers)])
             exits = ExitKnowledge(found, layout, heads)
         calibration = _stored("calibration", Calibration.read, given.calibration) if given.calibration is not None else None
-        return Knowledge(
+        return TenantKnowledge(
             given.domain, given.domain_version, given.task, labels, head, adapter, calibration=calibration, exits=exits
         )
 

@@ -46,7 +46,7 @@ class StudentKnowledge:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class TenantKnowledge:
     """A version of a tenant in memory. The tensors have the names and shapes of their layouts."""
 
     domain: str
@@ -82,7 +82,7 @@ class Knowledge:
         return pack(parts, tenant)
 
     @classmethod
-    def read(cls, packed: Packed, version: int) -> Knowledge:
+    def read(cls, packed: Packed, version: int) -> TenantKnowledge:
         """Returns what a record file holds. Raises one of MISFITS if it is not the file of a version."""
         tenant, weights, labels = packed.header["tenant"], packed.weights, tuple(packed.header["tenant"]["labels"])
         found = {name: (Layout.of(record.layout), weights(record)) for name, record in packed.records.items()}

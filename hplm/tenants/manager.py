@@ -25,7 +25,7 @@ from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
 if TYPE_CHECKING:
-    from hplm.tenants.knowledge import Knowledge
+    from hplm.tenants.knowledge import TenantKnowledge
 
 log = logging.getLogger(__name__)
 Done = TypeVar("Done", "TenantChange", "DomainChange")
@@ -70,7 +70,7 @@ class Manager:
         """Returns the snapshot that readers see now. Writes nothing."""
         return self.registry.current()
 
-    def add(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
+    def add(self, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
         def edit(change: Change) -> TenantChange:
             if tenant_id in change.tenants:
                 raise InvalidInput(f"tenant {tenant_id!r} is served already: add a version with `hplm tenant update`")
@@ -78,7 +78,7 @@ class Manager:
 
         return self.registry.change("tenant add", edit)
 
-    def update(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
+    def update(self, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
         """Adds a tenant's next version. `roll_back` returns to the version before."""
 
         def edit(change: Change) -> TenantChange:
@@ -87,7 +87,7 @@ class Manager:
 
         return self.registry.change("tenant update", edit)
 
-    def publish(self, tenant_id: str, knowledge: Knowledge) -> TenantChange:
+    def publish(self, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
         """Adds a tenant, or its next version if it is served. Changes nothing if the served version has the same content."""
 
         def edit(change: Change) -> TenantChange:
@@ -99,7 +99,7 @@ class Manager:
 
         return self.registry.change("tenant publish", edit)
 
-    def put(self, change: Change, tenant_id: str, knowledge: Knowledge) -> TenantChange:
+    def put(self, change: Change, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""
         knowledge.check(tenant_id, change.branches, self._width)
         before = change.tenants.get(tenant_id)

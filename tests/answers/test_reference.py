@@ -19,7 +19,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.scheduling.policy import OURS
@@ -37,7 +37,7 @@ from tests.tasks import expected_confidence, expected_logits, question, same_lab
 pytestmark = pytest.mark.slow
 
 EVERY = "bottleneck", ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
-CROWD = [TenantFile(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8, *EVERY) for i in range(12)]  # for four slots
+CROWD = [TenantVersion(f"crowd-{i}", 1, "root", 1, "classify", ["a", "b", "c"], 8, *EVERY) for i in range(12)]  # for four slots
 TENANTS = {tenant.id: tenant for tenant in [*TOY, *tasks.TENANTS, *CROWD, WITH_STUDENTS]}
 WORLDS = {  # the window of the tables, and their precision
     "3 fp16": (Window(3), "fp16"),
@@ -78,7 +78,7 @@ CASES = pairwise(FACTORS)
 
 @dataclass(frozen=True)
 class Asked:
-    tenant: TenantFile
+    tenant: TenantVersion
     text: str
     pair: str | None
 

@@ -20,7 +20,7 @@ import torch
 from builder.learning.limits import Budget
 from builder.said import no_progress_bars
 from builder.store.branches import table_spec
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counts import Counts, count_ngrams
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
@@ -125,7 +125,7 @@ def with_bio(folder: Path) -> Store:
 
 
 def add_tenant(store: Store, name: str, domain: str, version: int = 1) -> None:
-    random_tenant(store, TenantFile(name, 1, domain, version, "classify", ["a", "b"], 0), 0.3, seed=1)
+    random_tenant(store, TenantVersion(name, 1, domain, version, "classify", ["a", "b"], 0), 0.3, seed=1)
 
 
 def add_domain(store: Store, name: str, *seeds: int, **options: Any) -> Table:

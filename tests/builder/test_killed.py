@@ -13,7 +13,7 @@ from builder.learning.bodies import PlotBody
 from builder.learning.limits import Budget
 from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables import sorted_runs
@@ -159,7 +159,7 @@ def anew(folder, given):
 def exported(folder, given):
     """A tenant as a checkpoint."""
     ready = copied(Store(given("imported")), folder / "ready")
-    random_tenant(ready, TenantFile("acme", 1, "root", 1, "tag", LABELS, 4, "lora"), 0.3, seed=1)
+    random_tenant(ready, TenantVersion("acme", 1, "root", 1, "tag", LABELS, 4, "lora"), 0.3, seed=1)
     return lambda target: save_checkpoint(ready, "acme", target / "acme", None, DEVICE)
 
 

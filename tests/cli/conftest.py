@@ -7,7 +7,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from testing.random_store import random_store, random_table, random_tenant, random_tenants
@@ -17,7 +17,7 @@ from tests.cli.commands import Live
 from tests.support.here import in_this_process  # noqa: F401
 
 TENANTS = random_tenants(4, 4, 2, domains=("bio",))
-ACME = TenantFile("acme", 1, "root", 1, "classify", ["x", "y"], 4)
+ACME = TenantVersion("acme", 1, "root", 1, "classify", ["x", "y"], 4)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.placement.cluster import Cluster, Device, Machine
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
@@ -125,7 +125,7 @@ def places(made, tmp_path_factory):
     folder = shutil.copytree(made, tmp_path_factory.mktemp("commands") / "live")
     live = Live(folder)
     random_tenant(live.store, replace(TENANTS[3], version=2), 0.1, seed=5)
-    chat = make_chat(folder / "chat", [TenantFile("luna", 1, "root", 1, "generate", [], 0)])
+    chat = make_chat(folder / "chat", [TenantVersion("luna", 1, "root", 1, "generate", [], 0)])
     begin(Folder(folder / "chat/state/chat"))
     placement_of_two(folder / "repository", (CORE,), whole(CONFIG)).write(folder / "all.json")
     write_cluster(Cluster((Machine("m", (Device(CORE, 10**10),), 10**10),)), folder / "c.json")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.cli.main import main
 from testing.random_store import random_store
 from testing.toy import CHAT, CONFIG
@@ -25,7 +25,7 @@ IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 def words(made, built, toy, tmp_path_factory):
     """The words that stand for folders and options in the tables."""
     folder = tmp_path_factory.mktemp("refused")
-    random_store(folder / "chat", CHAT, [TenantFile("plain", 1, "root", 1, "generate", [], 0)], corpus_tokens=100)
+    random_store(folder / "chat", CHAT, [TenantVersion("plain", 1, "root", 1, "generate", [], 0)], corpus_tokens=100)
     random_store(folder / "empty", CONFIG, [], corpus_tokens=500)
     tasks = make_tasks(folder / "tasks").store.folder
     (folder / "data.jsonl").write_text(IN_JSON * 20)

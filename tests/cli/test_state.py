@@ -12,7 +12,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.doctor import checks
 from hplm.levels.calibration import Calibration
 from hplm.location import location_of
@@ -257,7 +257,7 @@ def test_undamaged_files_are_verified(toy, grown, capsys):
     records = f"{len(toy.store.tenants())} records"
     assert mentions(printed(capsys, "verify", "--store", toy.store.folder), "ok", "3 tables", records)
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 4
-    random_tenant(grown, TenantFile("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
+    random_tenant(grown, TenantVersion("acme", 2, "bio", 2, "classify", ["a", "b"], 0), 0.3, seed=1)
     grown.remove_branch("bio", 1)  # of an old version of a tenant
     assert run(capsys, "verify", "--store", grown.folder)["tables"] == 3
 
@@ -315,7 +315,7 @@ def test_all_damaged_files_of_a_store_are_named(grown, capsys):
     (head,) = grown.tenant_folder("acme", 1).glob("*.safetensors")
     head.write_bytes(b"")
     flip(grown.folder / "upper.safetensors", -5)
-    random_tenant(grown, TenantFile("many", 1, "root", 1, "classify", ["a", "b", "c"], 4), 0.3, seed=1)
+    random_tenant(grown, TenantVersion("many", 1, "root", 1, "classify", ["a", "b", "c"], 4), 0.3, seed=1)
     change_version(grown, grown.tenant("many"), calibration=Calibration(temperature=-1.0))
     broken = [table / "values", root, counts.parent, head, grown.folder / "upper.safetensors"]
     said = refused(capsys, "verify", "--store", grown.folder)
@@ -333,7 +333,7 @@ def test_weights_with_nan_are_named(grown, capsys):
 
 
 def test_files_that_a_store_has_lost_are_named(grown, capsys):
-    random_tenant(grown, TenantFile("rich", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    random_tenant(grown, TenantVersion("rich", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
     lost = [
         next(grown.tenant_folder("rich", 1).glob("*.safetensors")),
         grown.tenant_folder("acme", 1) / "report.json",

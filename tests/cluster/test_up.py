@@ -13,7 +13,7 @@ import pytest
 from bench.cluster import Material
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.cli.main import main
 from hplm.tenants.manager import Manager
 from loadtest.chaos.history import OK, REFUSED, Asker, History, Question, expected_answers
@@ -101,7 +101,7 @@ def test_a_new_export_is_rolled_over_both_without_a_failed_request_of_tenants_wi
     questions = [Question(name, TEXTS[0], old.add_key(name)[0]) for name in NAMES]
     old.settle()
     store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
-    random_tenant(store, TenantFile("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)  # its content is another
+    random_tenant(store, TenantVersion("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)  # its content is another
     export(store, new, ServingOptions(dtype="fp32", slots=4, batch_tokens=256))
     places = ["--repository", new, "--state", state, "--from", cluster.state, "--from-repository", cluster.repository]
     assert main(["begin", *map(str, places)]) == 0

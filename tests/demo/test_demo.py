@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from demo.building import fingerprint, packages_read
 from demo.data import DemoTenant
 from demo.serving import add_live, draw, evaluate, first_answer, is_ours, live_server
@@ -58,7 +58,7 @@ def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Pat
     with loading(server, live / "repository"):
         assert "-> label-" in first_answer(tenants[0], server.http_url)
         random_table(store, "late", 1, ("root", 1), 500, seed=3)
-        random_tenant(store, TenantFile("tenant-1", 1, "late", 1, "classify", list(labels), 4), 0.3, seed=5)
+        random_tenant(store, TenantVersion("tenant-1", 1, "late", 1, "classify", list(labels), 4), 0.3, seed=5)
         for _ in range(2):  # what is served already stays as it is
             add_live(store, live, tenants[1])
         scores = evaluate(tenants, server.http_url, server.grpc_url)

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 import testing.bucket
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from testing.random_store import random_store, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import CONFIG
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 ADDRESS = "s3://bucket/hplm"  # of the pages
 TEXT = "a few words"
-ACME = TenantFile("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
+ACME = TenantVersion("acme", 1, "bio", 1, "classify", ["x", "y"], 4)
 
 
 @dataclass(frozen=True)

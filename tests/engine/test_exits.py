@@ -11,7 +11,7 @@ import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
 from hplm.errors import HplmError, Internal
 from hplm.levels.calibration import UNKNOWN, Calibration
@@ -29,12 +29,12 @@ from tests.support.device import DTYPES
 LAYERS = 3
 LABELS = ["x", "y", "z"]
 TENANTS = [
-    TenantFile("one", 1, "root", 1, "classify", LABELS, 4),
-    TenantFile("many", 1, "root", 1, "multilabel", LABELS, 8),
-    TenantFile("words", 1, "root", 1, "tag", ["O", "I"], 4, "lora", ("query", "ffn_out")),
-    TenantFile("head", 1, "root", 1, "classify", ["no", "yes"], 0),
-    TenantFile("number", 1, "root", 1, "regress", ["value"], 4),  # this one and the next are without exits
-    TenantFile("echo", 1, "root", 1, "classify", LABELS, 0),
+    TenantVersion("one", 1, "root", 1, "classify", LABELS, 4),
+    TenantVersion("many", 1, "root", 1, "multilabel", LABELS, 8),
+    TenantVersion("words", 1, "root", 1, "tag", ["O", "I"], 4, "lora", ("query", "ffn_out")),
+    TenantVersion("head", 1, "root", 1, "classify", ["no", "yes"], 0),
+    TenantVersion("number", 1, "root", 1, "regress", ["value"], 4),  # this one and the next are without exits
+    TenantVersion("echo", 1, "root", 1, "classify", LABELS, 0),
 ]
 CALIBRATION = Calibration(temperature=2.0)
 

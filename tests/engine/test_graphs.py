@@ -10,7 +10,7 @@ import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.adapters.groups import InPlace, Runs
 from hplm.engine.engine import Engine, computed
 from hplm.engine.graphs import MOST, Graphs
@@ -23,11 +23,11 @@ from testing.toy import CONFIG, DOMAINS, random_text
 from tests.engine.asker import texts_of
 from tests.support.device import needs_cuda
 
-ALIKE = [TenantFile(f"alike-{i}", 1, DOMAINS[i % 2], 1, "classify", ["a", "b", "c"], 8) for i in range(5)]
+ALIKE = [TenantVersion(f"alike-{i}", 1, DOMAINS[i % 2], 1, "classify", ["a", "b", "c"], 8) for i in range(5)]
 TENANTS = [
     *ALIKE,
-    TenantFile("plain", 1, "root", 1, "tag", ["O", "A"], 0),
-    TenantFile("other", 1, "root", 1, "tag", ["O", "A"], 4, "lora"),
+    TenantVersion("plain", 1, "root", 1, "tag", ["O", "A"], 0),
+    TenantVersion("other", 1, "root", 1, "tag", ["O", "A"], 4, "lora"),
 ]
 SLOTS = 3  # of each layout: fewer than tenants
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.engine.service import TICKET_SECONDS, EncoderService
 from hplm.engine.settings import EncoderSettings
@@ -47,7 +47,7 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
 
 
 def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
-    chat = make_chat(tmp_path, [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    chat = make_chat(tmp_path, [TenantVersion("writer", 1, "root", 1, "generate", [], 0)])
     with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
         EncoderService([(folder, EncoderSettings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
 

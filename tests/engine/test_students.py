@@ -7,7 +7,7 @@ import pytest
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from testing.random_store import random_store, random_students
 from testing.reference import Reference
 from testing.toy import CONFIG, random_text
@@ -21,7 +21,7 @@ LABELS = ["x", "y", "z"]
 def folder(tmp_path_factory):
     """Two tenants with six students, one of a single layer and one of all, and a tenant without."""
     folder, tasks = tmp_path_factory.mktemp("students"), {"crew": "classify", "band": "tag", "solo": "classify"}
-    tenants = [TenantFile(name, 1, "root", 1, task, LABELS, 4, "lora") for name, task in tasks.items()]
+    tenants = [TenantVersion(name, 1, "root", 1, task, LABELS, 4, "lora") for name, task in tasks.items()]
     store = random_store(folder / "store", CONFIG, tenants, spread=0.3)
     for number, tenant in enumerate(tenants[:2]):
         random_students(store, tenant, TEAMS, depth=1 + number, seed=number)

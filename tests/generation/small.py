@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from builder.publish.export import write_version
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.generation.request import PinnedTenant
 from hplm.generation.staging import Decoder, DecoderStager
@@ -17,15 +17,15 @@ from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
 
 TENANTS = [
-    TenantFile("plain", 1, "root", 1, "generate", [], 0),
-    TenantFile("law", 1, "law", 1, "generate", [], 0),
-    TenantFile("lora", 1, "root", 1, "generate", [], 4, "lora", ("query", "value")),
-    TenantFile("other", 1, "law", 1, "generate", [], 4, "lora", ("key", "attention_out", "ffn_in", "ffn_out", "ffn_gate")),
-    TenantFile("alike", 1, "law", 1, "generate", [], 4, "lora", ("query", "value")),  # as `lora`
+    TenantVersion("plain", 1, "root", 1, "generate", [], 0),
+    TenantVersion("law", 1, "law", 1, "generate", [], 0),
+    TenantVersion("lora", 1, "root", 1, "generate", [], 4, "lora", ("query", "value")),
+    TenantVersion("other", 1, "law", 1, "generate", [], 4, "lora", ("key", "attention_out", "ffn_in", "ffn_out", "ffn_gate")),
+    TenantVersion("alike", 1, "law", 1, "generate", [], 4, "lora", ("query", "value")),  # as `lora`
 ]
 
 
-def written(folder: Path, tenants: list[TenantFile]) -> Path:
+def written(folder: Path, tenants: list[TenantVersion]) -> Path:
     store = make_decoder(folder / "store", tenants, ["law"])
     write_version(store, store.tenants(), folder / "repository" / "chat" / "1")
     return folder / "repository" / "chat" / "1"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, Quota
 from hplm.generation.prompt_form import PromptForm
@@ -25,9 +25,9 @@ from tests.support.message import mentioning
 from tests.support.wait import Hold
 
 HOUR_US = 3600 * 10**6
-PLAIN = TenantFile("plain", 1, "root", 1, "generate", [], 0)
-LORA = TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_in", "ffn_out", "ffn_gate"))
-WIDE = TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out"))
+PLAIN = TenantVersion("plain", 1, "root", 1, "generate", [], 0)
+LORA = TenantVersion("lora", 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_in", "ffn_out", "ffn_gate"))
+WIDE = TenantVersion("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out"))
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 ONCE = replace(GREEDY, max_tokens=1)
 ALL_BUT_END = tuple({*range(CHAT.vocabulary)} - {*CHAT.end_ids})

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.settings import check
 from hplm.errors import BY_WORD, HplmError
 from hplm.tenants.commands import Commands
@@ -68,7 +68,7 @@ def _refusal(answer: Any) -> str | None:
 
 @contextmanager
 def models(toy: Toy, folder: Path) -> Iterator[Models]:
-    chat = make_chat(folder, [TenantFile("plain", 1, "root", 1, "generate", [], 0)])
+    chat = make_chat(folder, [TenantVersion("plain", 1, "root", 1, "generate", [], 0)])
     with ExitStack() as stack:
         stack.enter_context(server_environment(stack.enter_context(pytest.MonkeyPatch.context())))
         lookup = stack.enter_context(model_of(toy.repository, "toy-lookup", "hplm_lookup"))

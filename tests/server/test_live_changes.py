@@ -11,7 +11,7 @@ import pytest
 
 from builder.publish.live import update_domain
 from builder.publish.model_configs import ALIAS
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
 from hplm.server.probing import State
@@ -71,7 +71,7 @@ def test_while_its_state_hangs_every_request_is_answered_and_models_work(server)
 @pytest.mark.server("toy")
 def test_a_tenant_is_added_changed_and_deleted_under_load(server):
     """Which commands are refused: `tests/tenants/test_commands.py`. Without the key: `test_admin_model.py`."""
-    acme = TenantFile(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
+    acme = TenantVersion(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
     admin, stock, name = Admin(server), server.stock(), acme.id
     with Asking(server.stock, ["echo"], [TEXT]) as load:
         with refused("no_tenant"):
@@ -103,7 +103,7 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server):
 @pytest.mark.server("chat")
 def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams(server):
     """A stream is so long that it still runs when its tenant is changed."""
-    luna = TenantFile(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_out"))
+    luna = TenantVersion(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_out"))
     admin, prompt = Admin(server, "chat"), "some words"
 
     def expected():

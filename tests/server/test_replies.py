@@ -110,7 +110,7 @@ def test_an_answer_is_returned_until_its_request_is_deferred_and_small_ones_alon
         requests = [Request({}, {}) for _ in range(6)]
         sizes = dict(zip(requests, (1, 1, LARGE, LARGE // 2, LARGE // 2), strict=False))
 
-        class Own(replies.Model):
+        class Own(replies.BackendModel):
             defers = False
 
             def _take(self, request, given, sender, received_ns):
@@ -142,7 +142,7 @@ def answering():
             return model.GenerateRequest(sender, sends_errors, counted.append, b""), request, counted
 
         replies.LARGE = 0  # of a module that is forgotten
-        sends_errors = replies.Model()
+        sends_errors = replies.BackendModel()
         sends_errors.initialize(arguments(Path("toy"), {}))
         yield answer
         sends_errors.finalize()

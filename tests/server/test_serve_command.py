@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.cli.main import main
 from hplm.cli.serve import open_tenants
 from hplm.registry.folder import Folder
@@ -145,7 +145,7 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
 
 def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(toy, tmp_path):
     """Without a state the exports answer. Flags after two dashes have gone to tritonserver. Takes a start of Triton."""
-    chat = make_chat(tmp_path / "chat", [TenantFile("plain", 1, "root", 1, "generate", [], 0)])
+    chat = make_chat(tmp_path / "chat", [TenantVersion("plain", 1, "root", 1, "generate", [], 0)])
     export(toy.store, chat.repository, ServingOptions(dtype="fp32"))
     command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0"]
     command += ["--notice", "0", "--", "--log-verbose=1"]

@@ -12,7 +12,7 @@ from builder.publish.export import export
 from builder.publish.groups import emit
 from builder.publish.live import add_domain
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.tenants.keys import new_key
 from hplm.tenants.manager import Manager
 from testing.random_store import random_store, random_table, random_tenants
@@ -27,11 +27,11 @@ ENCODER = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
 DECODER = ServingOptions(dtype="fp32", max_sequences=8, cache_tokens=32_768, admin=True)
 PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
 WRITERS = [
-    TenantFile("plain", 1, "root", 1, "generate", [], 0),
-    TenantFile("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
-    TenantFile("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
-    TenantFile("keyed", 1, "root", 1, "generate", [], 0),
-    TenantFile("single", 1, "root", 1, "generate", [], 0),
+    TenantVersion("plain", 1, "root", 1, "generate", [], 0),
+    TenantVersion("lora", 1, "law", 1, "generate", [], 4, "lora", PLACES),
+    TenantVersion("wide", 1, "root", 1, "generate", [], 16, "lora", ("query", "key", "value", "attention_out")),
+    TenantVersion("keyed", 1, "root", 1, "generate", [], 0),
+    TenantVersion("single", 1, "root", 1, "generate", [], 0),
 ]
 SETTINGS = {"keyed": {"keys": (KEY,)}, "single": {"in_flight": 1}}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.errors import HplmError
 from hplm.server import TritonServer, process_group
 from hplm.server.held import holders
@@ -120,7 +120,7 @@ class Lease:
     def tenant(self, backbone: str = "toy", keyed: bool = False, domain: str = "root", **limits: float) -> LiveTenant:
         """Adds a small classifier while the server runs. It is deleted after the test."""
         config, manager = self.built.stores[backbone].config, self.manager(backbone)
-        file = TenantFile(self.named("new", backbone), 1, domain, 1, "classify", ["x", "y"], 4)
+        file = TenantVersion(self.named("new", backbone), 1, domain, 1, "classify", ["x", "y"], 4)
         manager.add(file.id, random_knowledge(config, file, 0.3, seed=self._made))
         secret = manager.add_key(file.id)[0] if keyed else ""
         if limits:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from builder.publish.live import publish_tenant
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import Calibration
 from hplm.location import location_of
@@ -19,7 +19,7 @@ from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import CopiedRegistry
 from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import PATIENCE
 from hplm.tenants.state import REST_SECONDS
@@ -80,16 +80,16 @@ def test_the_same_content_is_published_once(place, live):
 
 
 def test_numbers_that_0_1_0_had_calibrated_are_served_without_until_an_update_removes_that(place, live, caplog):
-    file = TenantFile("number", 1, "root", 1, "regress", ["value"], 4)
+    file = TenantVersion("number", 1, "root", 1, "regress", ["value"], 4)
     own, exits = random_knowledge(place[0].config, file, 0.3, seed=1), random_exit_knowledge(place[0].config, file)
     (first, *others) = exits.exits.calibrations
     exits = replace(exits, exits=replace(exits.exits, calibrations=(replace(first, kind="interval"), *others)))
     old = replace(own, calibration=Calibration("bins"), exits=exits)
-    with mock.patch.object(Knowledge, "check"):
+    with mock.patch.object(TenantKnowledge, "check"):
         assert live.publish("number", old).after == 1
     served = Manager.open(*place[1:]).current().find("number")
     assert (served.calibration, served.exits) == (None, None) and served.head is not None
-    read = Knowledge.read(old.packed(), 1)
+    read = TenantKnowledge.read(old.packed(), 1)
     for kind in ("'bins'", "'interval'"):
         assert [kind in one.message for one in caplog.records].count(True) == 2, "one line of the registry, one of the file"
     assert live.publish("number", read).after == 2 and (read.calibration, read.exits) == (None, None)

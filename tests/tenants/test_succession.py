@@ -9,7 +9,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.errors import Broken, InvalidInput
 from hplm.location import location_of
 from hplm.model.weights import save_weights
@@ -70,7 +70,7 @@ def rolled(request, tmp_path):
 def test_keys_limits_and_versions_that_fit_stay(rolled):
     old, store = rolled.old, rolled.store
     random_table(store, "law", 1, ("root", 1), 500, seed=9)
-    random_tenant(store, TenantFile("late", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=9)
+    random_tenant(store, TenantVersion("late", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=9)
     add_domain(old, store, "law")
     add_tenant(old, store, "late")
     secret, _ = old.add_key("late")

@@ -17,7 +17,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.adapters.heads import sized
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError
@@ -27,7 +27,7 @@ from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
 from hplm.registry.store import Found
 from hplm.tenants.exits import Exits
-from hplm.tenants.knowledge import Knowledge
+from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry import Busy, needed_by
 from hplm.tenants.state import State
@@ -87,7 +87,9 @@ class Export:
     """A served backbone with the tenants `zero` of the root and `one` of a domain."""
 
     def __init__(self, folder: Path) -> None:
-        tenants = [TenantFile(name, 1, domain, 1, "classify", LABELS, 4) for name, domain in (("zero", "root"), ("one", "bio"))]
+        tenants = [
+            TenantVersion(name, 1, domain, 1, "classify", LABELS, 4) for name, domain in (("zero", "root"), ("one", "bio"))
+        ]
         self.store = random_store(folder / "store", CONFIG, tenants, ("bio",), corpus_tokens=500, spread=0.3)
         self.repository = folder / "repository"
         export(self.store, self.repository, ServingOptions())
@@ -102,16 +104,16 @@ class Export:
         return Backbone(self.repository / "toy/1", state, **more)
 
 
-def learned(seed: int) -> Knowledge:
+def learned(seed: int) -> TenantKnowledge:
     """Returns a version without more, with exits, with a calibration, and with both."""
     kind, places = KINDS[seed % 2]
-    file = TenantFile("any", 1, "root", 1, "classify", LABELS, 4, kind, places)
+    file = TenantVersion("any", 1, "root", 1, "classify", LABELS, 4, kind, places)
     calibration = Calibration(temperature=1.5) if seed > 1 else None
     exits = random_exit_knowledge(CONFIG, file, seed=seed) if seed % 2 else None
     return replace(random_knowledge(CONFIG, file, 0.3, seed), calibration=calibration, exits=exits)
 
 
-def weights_of(knowledge: Knowledge) -> bytes:
+def weights_of(knowledge: TenantKnowledge) -> bytes:
     assert knowledge.head is not None and knowledge.adapter is not None
     return as_bytes(knowledge.head[1], knowledge.adapter[1], knowledge.exits.heads if knowledge.exits is not None else ())
 

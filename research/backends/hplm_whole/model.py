@@ -17,7 +17,7 @@ from hplm.tasks import TextAnswer
 from research.baselines.models import WholeModels, Worker
 
 
-class TritonPythonModel(replies.Model):
+class TritonPythonModel(replies.BackendModel):
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
         parameters = self._parameters

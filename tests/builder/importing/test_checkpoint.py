@@ -19,7 +19,7 @@ from builder.importing.adapter_import import ImportOptions
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, weight_files
 from builder.importing.folders import Imported, Importer, named, write_page
-from builder.importing.matching import MatchingOptions, Model, Unlike, answers_of, import_checkpoint
+from builder.importing.matching import MatchingOptions, TunedModel, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
@@ -111,7 +111,7 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
     reader, task, packs = Reader(store, "root", 1), training_task("classify").unlabelled(), []
     read, _ = UnlabelledTexts([texts(tmp_path)]).divided(reader, task, LABELS, 100, 0)
     data = Data(reader, task, LABELS, read, read, DEVICE)
-    model = Model.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE)
+    model = TunedModel.of_checkpoint(family_of(store).read(tuned(tmp_path / "tuned")), DEVICE)
     with full_disk(disk):
         states_of = taught(lambda pack: packs.append(pack) or model.through(pack)[0], data, tmp_path, most)
     assert len(packs) == has_room
@@ -137,7 +137,7 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     made = [build_tenant(store, "acme", None, None, train, train, teacher=own, **options) for own in (None, str(folder))]
     assert [one.labels for one in made] == [LABELS, LABELS]
     task, teacher = training_task("classify"), family_of(store).read(folder).with_labels(LABELS)
-    models = [Model.of_checkpoint(teacher, DEVICE), *(Model.of_tenant(store, one, DEVICE) for one in made)]
+    models = [TunedModel.of_checkpoint(teacher, DEVICE), *(TunedModel.of_tenant(store, one, DEVICE) for one in made)]
     data, (wanted, *found) = answers_of(models, task.read(train), Reader(store, "root", 1), LABELS, task)
     apart = [agreement(data, own, wanted).divergence for own in found]
     assert apart[1] < 0.5 * apart[0], "the teacher's answers were not learned"

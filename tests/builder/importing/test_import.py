@@ -14,7 +14,7 @@ from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.adapters import read_folder
 from builder.importing.folders import Importer
 from builder.importing.matching import MatchingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.training.model import TenantModel
 from hplm.adapters.groups import Tiles
 from hplm.errors import InvalidInput
@@ -46,7 +46,7 @@ def through(layers: Layers, x: torch.Tensor, store: Store, model: TenantModel | 
     return stacks.through(layers, x, PackedAttention([len(x)], store.config.heads), model and model.adapts(one, one))
 
 
-def check_upper_half(store: Store, tenant: TenantFile, name: str) -> None:
+def check_upper_half(store: Store, tenant: TenantVersion, name: str) -> None:
     """Computes last hidden states and logits from the library's states at the split, by what was stored in 16 bits."""
     wanted, layers = expected(name), store.upper().layers
     found = store.knowledge(tenant)

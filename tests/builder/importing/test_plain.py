@@ -9,9 +9,9 @@ import transformers
 
 from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.checkpoint import Family
-from builder.importing.matching import Model
+from builder.importing.matching import TunedModel
 from builder.importing.plain import save_checkpoint
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
@@ -50,7 +50,7 @@ def store(request, tmp_path_factory):
         ("regress", "regress", ["value"], function),
         ("no-answer", "span", ["start", "end", "none"], None),
     ):
-        form = TenantFile(tenant_id, 1, "root", 1, task, labels, 4, "lora", ("query", "value", "ffn_out"), "relu", head)
+        form = TenantVersion(tenant_id, 1, "root", 1, task, labels, 4, "lora", ("query", "value", "ffn_out"), "relu", head)
         random_tenant(store, form, 0.3, seed=1)
     return store
 
@@ -65,7 +65,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     reader, pair = Reader(store, "root", 1), "a dog ran" if task == "span" else None
     text = Example(tmp_path / "texts", 1, "the cat sat on the mat", pair)
     read = reader.read([text], training_task(task).unlabelled(), tenant.labels)
-    own, pack = Model.of_tenant(store, tenant, DEVICE), reader.pack(read, [0], DEVICE)
+    own, pack = TunedModel.of_tenant(store, tenant, DEVICE), reader.pack(read, [0], DEVICE)
     base = plain.base_model
     layers = base.transformer.layer if hasattr(base, "transformer") else base.encoder.layer
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_the_score_of_no_answer_is_lost_and_the_report_says_so(store, tmp_path):
 def test_the_command_says_what_it_saved_and_what_it_cannot(imported, tmp_path, capsys):
     store = Store(shutil.copytree(imported, tmp_path / "store"))
     import_tenant(store, "luna", FIXTURES / "peft-everywhere", ImportOptions(labels=LABELS), DEVICE)
-    random_tenant(store, TenantFile("hub", 1, "root", 1, "classify", LABELS, 4), 0.3, seed=1)
+    random_tenant(store, TenantVersion("hub", 1, "root", 1, "classify", LABELS, 4), 0.3, seed=1)
     command = ["tenant", "export", "--store", store.folder, "--to", tmp_path / "out"]
     lines = printed(capsys, *command, "luna", "--texts", texts(tmp_path, 60)).splitlines()
     assert mentions(lines[0], "luna", 1) and mentions(lines[1], "%", "60")

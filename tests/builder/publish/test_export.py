@@ -9,7 +9,7 @@ import pytest
 from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
 from builder.publish.precision import EightBits, measure_eight_bits
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.disk import NoSpace
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import EncoderSettings
@@ -75,7 +75,7 @@ def test_settings_change_although_a_tenant_was_built_and_published_since(tmp_pat
         settings()
     assert not repository.exists()
     export(store, repository, ServingOptions(dtype="bf16"))
-    random_tenant(store, TenantFile("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    random_tenant(store, TenantVersion("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
     before = {path: path.stat().st_ino for path in version.rglob("*")}
     with pytest.raises(InvalidInput, match=mentioning(version, "hplm tenant publish", "--settings-only")):
         export(store, repository, ServingOptions(dtype="fp32"))
@@ -128,7 +128,7 @@ def test_tables_are_copied_to_another_file_system_only_if_it_has_room(toy, tmp_p
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    tenants = [TenantFile("plain", 1, "root", 1, "generate", [], 0)]
+    tenants = [TenantVersion("plain", 1, "root", 1, "generate", [], 0)]
     return random_store(tmp_path_factory.mktemp("chat") / "store", CHAT, tenants, corpus_tokens=300)
 
 

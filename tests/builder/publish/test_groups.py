@@ -14,7 +14,7 @@ from builder.publish.export import export
 from builder.publish.groups import emit, gaps
 from builder.publish.live import add_tenant, update_tenant
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, InvalidInput, NoTenant
@@ -217,7 +217,7 @@ def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, change
 
 def test_a_decoder_in_a_group_is_refused(two, tmp_path):
     repository = copied(two, tmp_path)
-    chat = make_chat(tmp_path / "chat", [TenantFile("writer", 1, "root", 1, "generate", [], 0)])
+    chat = make_chat(tmp_path / "chat", [TenantVersion("writer", 1, "root", 1, "generate", [], 0)])
     shutil.copytree(chat.repository, repository, dirs_exist_ok=True)
     cuts = {"toy": WHOLE["toy"], "chat": ((0, chat.store.config.upper_layers - 1),)}
     placement = placement_of_two(repository, ("cpu:0",), cuts)

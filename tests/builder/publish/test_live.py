@@ -12,7 +12,7 @@ import pytest
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.plot.table import Table
@@ -172,8 +172,8 @@ def test_a_tenant_is_added_and_updated_as_an_export_has_it_and_others_are_refuse
         learn_one(store, "new-c", version, seed=version)
         assert change(live, store, "new-c").after == version  # the store's
     assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
-    random_tenant(store, TenantFile("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
-    random_tenant(store, TenantFile("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
+    random_tenant(store, TenantVersion("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
+    random_tenant(store, TenantVersion("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
     for change, name, named in (
         (update_tenant, "tenant-0", ["classify"]),
         (add_tenant, "lost", [7, "'law'"]),

@@ -21,7 +21,7 @@ from builder.publish.live import update_tenant
 from builder.publish.model_configs import ServingOptions
 from builder.store.pack import MANIFEST, pack_root, unpack_root
 from builder.store.resumable import PLAN, write_json
-from builder.store.store import FORMAT, Store, TenantFile
+from builder.store.store import FORMAT, Store, TenantVersion
 from builder.store.verification import store_parts
 from hplm.adapters.record import has_content
 from hplm.cli.main import main
@@ -59,7 +59,7 @@ def test_files_are_synced_before_they_get_their_final_names(tmp_path, monkeypatc
 def store(tmp_path):
     store = make_store(tmp_path / "store")
     for name, rank in (("acme", 4), ("bare", 0)):
-        random_tenant(store, TenantFile(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
+        random_tenant(store, TenantVersion(name, 1, "root", 1, "classify", ["a", "b"], rank), 0.3, seed=1)
     store.save_masked_head("root", 1, {"bias": torch.ones(3)})
     return store
 
@@ -143,8 +143,8 @@ def test_a_broken_tenant_stops_no_command_for_another(store):
         store.known_tenant("none")
     with pytest.raises(Broken, match=mentioning(path)):
         store.tenant("bare")
-    random_tenant(store, TenantFile("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
-    random_tenant(store, TenantFile("bare", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
+    random_tenant(store, TenantVersion("acme", 10, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
+    random_tenant(store, TenantVersion("bare", 9, "root", 1, "classify", ["a", "b"], 0), 0.3, seed=1)
     newest = [(tenant.id, tenant.version) for tenant in store.tenants()]
     assert newest == [("acme", 10), ("bare", 9)]
 
@@ -155,7 +155,7 @@ def origin(tmp_path):
     store = rooted(tmp_path)
     grow(store, "root", 9)
     random_table(store, "bio", 1, ("root", 1), 1000, seed=4)
-    random_tenant(store, TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
+    random_tenant(store, TenantVersion("acme", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)
     stored = json.loads((store.folder / "store.json").read_text())
     (store.folder / "store.json").write_text(json.dumps({**stored, "model": "/nowhere/bert"}))
     return store

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from builder.evaluation.evaluation import evaluate_tenant
 from builder.packed_batches import packed_batches
 from builder.store.seen import SeenTexts
-from builder.store.store import TenantFile
+from builder.store.store import TenantVersion
 from builder.tasks.division import seen_after, split_again, split_off
 from builder.tasks.examples import Example, hash_of, read_corpus
 from builder.tasks.tasks import training_task
@@ -153,7 +153,7 @@ def test_questions_of_a_learned_passage_and_dev_texts_of_before_stay_on_their_si
 
 def test_after_a_dev_file_the_next_version_divides_its_own_and_an_import_has_seen_nothing(store, tmp_path):
     train = write(tmp_path / "a.jsonl", [{"text": str(i), "label": "ab"[i % 2]} for i in range(20)])
-    start = TenantFile("acme", 1, "root", 1, "classify", ["a", "b"], 0)
+    start = TenantVersion("acme", 1, "root", 1, "classify", ["a", "b"], 0)
     random_tenant(store, start, 0.3, seed=1)
     assert len(data_of(train, "classify", store=store, known=start, start=start).dev.examples) == 2
     examples, file = training_task("classify").read(train), store.tenant_folder("acme", 1) / "seen.npz"

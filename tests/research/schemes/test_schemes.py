@@ -16,7 +16,7 @@ from builder.evaluation.evaluation import evaluate_tenant
 from builder.learning.bodies import WholeBody
 from builder.publish.export import refuse_mixture
 from builder.publish.model_configs import ServingOptions
-from builder.store.store import Store, TenantFile
+from builder.store.store import Store, TenantVersion
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
@@ -43,10 +43,10 @@ OPTIONS = ServingOptions(dtype="fp32", batch_tokens=128)
 RNG = random.Random(5)
 TEXTS = [random_text(RNG, 40) for _ in range(24)]
 TENANTS = [
-    TenantFile("acme", 1, "root", 1, "classify", ["red", "green", "blue"], 4),
-    TenantFile("beta", 1, "root", 1, "tag", ["O", "PART"], 0),
-    TenantFile("city", 1, "root", 1, "classify", ["no", "yes"], 0, head_function="tanh"),
-    TenantFile("dune", 1, "root", 1, "multilabel", ["a", "b", "c"], 0),
+    TenantVersion("acme", 1, "root", 1, "classify", ["red", "green", "blue"], 4),
+    TenantVersion("beta", 1, "root", 1, "tag", ["O", "PART"], 0),
+    TenantVersion("city", 1, "root", 1, "classify", ["no", "yes"], 0, head_function="tanh"),
+    TenantVersion("dune", 1, "root", 1, "multilabel", ["a", "b", "c"], 0),
 ]
 CLASSIFY = training_task("classify")
 OWN = TrainingOptions(epochs=1, rank=4)
