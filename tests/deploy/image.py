@@ -11,7 +11,6 @@ import urllib.request
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,8 +25,6 @@ DEPLOY = ROOT / "deploy"
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("building", "cluster", "kubernetes")}
 PAGES["deploy"] = (DEPLOY / "README.md").read_text("utf-8")
 _BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-_ANY_BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-_SPAN = re.compile(r"`hplm ([^`]+)`")
 SECRET = "the-administrators-secret"
 # Installed here, not in the image: what trains, measures and serves without a container.
 NOT_IN_THE_IMAGE = (
@@ -121,15 +118,6 @@ def _command(line: list[str]) -> list[str]:
         if word == "hplm" and (place == 0 or line[place - 1] in ("hplm", "--")) and line[place + 1 : place + 2] != ["hplm"]:
             return line[place + 1 :]
     return []
-
-
-def mentioned() -> list[tuple[list[str], list[str]]]:
-    """Returns the commands that sentences name: the words of the command, and the options named with it."""
-    texts = [" ".join(span.split()) for page in PAGES.values() for span in _SPAN.findall(_ANY_BLOCK.sub("", page))]
-    return [
-        (list(takewhile(re.compile(r"[a-z]+").fullmatch, text.split())), re.findall(r"--[a-z-]+", text))
-        for text in dict.fromkeys(texts)
-    ]
 
 
 def docker_run(program: str = "tritonserver") -> tuple[list[str], list[str]]:

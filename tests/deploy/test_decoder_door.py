@@ -136,18 +136,6 @@ def test_generate_takes_each_setting_as_a_parameter(door):
         assert answer.status == 200 and answer.body.count(b"text_output") == 3, answer
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_client_that_leaves_a_stream_ends_its_answer(door, server, protocol):
-    before = cancelled(server)
-    url = f"localhost:{door.port}"
-    with HplmClient(url, protocol, "chat", ca_file=door.certificate, retries=0) as client:
-        pieces = client.stream("a", tenant="single", max_tokens=16_000, ignore_eos=True)
-        next(pieces)
-        assert server.held == 1
-        pieces.close()
-    eventually(lambda: cancelled(server) == before + 1)
-
-
 def test_a_stock_stream_is_answered_when_it_is_closed_and_carries_one_request(door):
     def results(count):
         told = queue.SimpleQueue()
