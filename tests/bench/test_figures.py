@@ -7,24 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench import overload, schedule, sizing
-from bench.noop import ticket_bytes
+from bench import overload, sizing
 from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import apart, nested, table_of
-from bench.server import texts_of
-from hplm.engine.backbone import Backbone
-from hplm.lookup.lookup import Lookup, LookupRequest
 from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
-
-
-def test_an_idle_model_passes_on_as_many_bytes_as_ours(toy) -> None:
-    backbone = Backbone(toy.folder)
-    of_request, of_text = ticket_bytes(12)
-    for count in (1, 3):
-        reading = LookupRequest(backbone.view, backbone.view.snapshot.find("acme"), texts_of(toy.store.config, [12] * count))
-        (found,) = Lookup(backbone).read([reading], 10_000)
-        assert abs(len(found) - (of_request + count * of_text)) < 16  # names differ in length
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
@@ -85,12 +72,6 @@ def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() ->
     assert [row.name for row in rows if row.missed] == ["rates/2/das", "p99", "slow"]
     shown = table_of(rows).splitlines()
     assert shown[0].split(maxsplit=1) == ["rates/das", "0.5: 1   2: 0.25 (at least 0.5: MISSED)"] and "met" in shown[-1]
-
-
-def test_where_no_text_is_in_time_there_is_no_share_of_the_best(monkeypatch) -> None:
-    monkeypatch.setattr(schedule, "WAITING", 10)
-    found = {row.name: row.value for row in schedule.schedule(seconds=0.05, deadlines_ms=(0.1, 0.2))}
-    assert found["default_on_time_over_best"] is None and found["rates/3.0/default/on_time"] == 0
 
 
 def test_several_values_may_stand_between_commas_if_they_are_names_or_numbers() -> None:

@@ -6,26 +6,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from builder.learning.bodies import PlotBody
 from builder.learning.masked import MaskedHead
-from builder.store.store import Store
-from builder.tasks.lookup import Reader
-from builder.tasks.losses import UNREAD
 from builder.tasks.tasks import training_task
-from builder.training.data import read_data
-from demo.data import data_of, stored
+from demo.data import stored
 from hplm.errors import InvalidInput
 from research.papers import __main__ as papers
 from research.papers import students
-from research.papers.augmentation import GUESSES, augmented
-from research.papers.student_ways import Case, Variants, elected, lesson_of
+from research.papers.student_ways import Case, Variants, elected
 from testing.random_store import TOY, random_store
 from tests.research.toys import toy_data
-from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions
 
@@ -109,32 +101,3 @@ def test_most_members_decide(task: str, logits: list, wanted: object) -> None:
     (found,) = elected(training_task(task), torch.tensor([logits]))
     chosen = {"classify": [int(found.argmax())], "multilabel": (found > 0).nonzero()[:, 0].tolist(), "regress": float(found[0])}
     assert chosen[task] == wanted
-
-
-def test_lessons_are_the_texts_of_which_most_is_missing_and_some_at_random() -> None:
-    left = [torch.full((1 + number % 2, 3), size) for number, size in enumerate([0.1, -5.0, 0.2, 3.0, 0.3, 0.4, 0.5, -4.0])]
-    chosen = [lesson_of(left, number, 0, share=0.25).tolist() for number in range(1, 9)]
-    assert all({1, 7} <= set(own) and 2 <= len(own) == len(set(own)) <= 4 for own in chosen)
-    assert len(set(map(tuple, chosen))) > 1, "each draws the same texts"
-
-
-@pytest.mark.slow
-def test_augmented_texts_have_some_guessed_words_and_no_label(tmp_path) -> None:
-    on_toys(tmp_path)
-    store, words = Store(tmp_path / "store"), range(30, 30 + GUESSES)
-    head = MaskedHead(store.config)
-    with torch.no_grad():
-        head.bias[list(words)] = 1000.0
-    store.save_masked_head("root", 1, head.state_dict())
-    task = next(one for one in data_of(tmp_path / "data").tenants if one.task == "classify")
-    data = read_data(Reader(store, "root", 1), "classify", task.train, task.dev, DEVICE)
-    found, again = (augmented(PlotBody.of(store).to(DEVICE), data, seed=0) for _ in range(2))
-    assert [text.tokens.tolist() for text in found] == [text.tokens.tolist() for text in again]
-    own, changed = {id(text.example): text for text in data.train.texts}, []
-    assert sorted(id(text.example) for text in found) == sorted(own)
-    for text in found:
-        differs = text.tokens != own[id(text.example)].tokens
-        assert not differs[[0, -1]].any() and set(text.tokens[differs].tolist()) <= set(words)
-        assert (text.targets == UNREAD).all()
-        changed.append(differs[1:-1].mean())
-    assert 0.05 < np.mean(changed) < 0.5
