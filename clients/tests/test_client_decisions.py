@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import timedelta
-from types import ModuleType
 
 import pytest
 
@@ -50,12 +49,6 @@ def test_a_file_that_holds_no_certificate_is_refused(protocol, tmp_path):
         for kind in (HplmClient, AsyncHplmClient):
             with pytest.raises(InvalidInput, match=re.escape(str(path))):
                 kind("127.0.0.1:443", protocol, ca_file=path)
-
-
-def test_a_star_brings_names_and_no_modules():
-    brought = {}
-    exec("from hplm_client import *", brought)
-    assert brought["HplmClient"] is HplmClient and not any(isinstance(value, ModuleType) for value in brought.values())
 
 
 @pytest.mark.parametrize("tenant", [None, 7, "", "a b", "é", "a\r\nx: y"])

@@ -125,16 +125,6 @@ def test_a_request_that_a_decoder_refuses_is_sent_once_and_the_decoder_of_a_tena
     assert found == ((3, 2), ["z", "y"]) and len(triton.requests) == 3 + 2 + 2
 
 
-def test_no_more_tenants_are_remembered_than_may_be(monkeypatch):
-    async def act(decoders, _):
-        for tenant in "abcde":
-            await ask(decoders, tenant)
-        return [tenant for tenant, _ in decoders._homes]
-
-    monkeypatch.setattr("hplm_openai.decoders.MOST_HOMES", 3)
-    assert use(act, tenants={"y": ["a", "b", "c"], "z": ["d", "e"]})[0] == ["c", "d", "e"]
-
-
 def test_the_models_are_those_of_all_decoders_each_with_the_one_that_answers():
     tenants = {"y": ["a", "b"], "z": ["b", "c"], "x": GONE}
     found = use(lambda decoders, _: decoders.opened("key"), tenants=tenants)[0]

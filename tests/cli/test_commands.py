@@ -12,8 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from builder.cli.evaluate import table
-from builder.tasks.scores import Scores
 from hplm.cli.main import application, main, parsed
 from hplm.errors import HplmError
 from hplm.registry.folder import Folder
@@ -146,12 +144,6 @@ def test_a_typing_error_is_named_with_the_right_word(words, named, capsys):
 )  # fmt: skip
 def test_words_reach_their_options(words, expected):
     assert parsed(words.split())[1].arguments.items() >= expected.items()
-
-
-def test_columns_of_scores_are_apart():
-    scores = Scores(1, "f1", {"f1": 0.5, "a_name_of_more_than_a_column": 0.25})
-    head, row = table({"hplm": scores, "a student": scores}).splitlines()[:2]
-    assert head.split() == [*scores.values] and row.split() == ["hplm", "0.5000", "0.2500"] and len(head) == len(row)
 
 
 @pytest.mark.parametrize(

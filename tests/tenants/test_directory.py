@@ -175,19 +175,3 @@ def test_if_a_snapshot_cannot_be_read_or_is_of_another_export_the_last_one_stays
     served.publish("one")
     look(directory)
     assert _place(directory, "acme") == "two"
-
-
-def test_a_snapshot_that_cannot_be_read_is_not_read_at_each_look(served):
-    """At thousands of tenants that takes a third of a second, in which requests wait. It is tried again after a while."""
-    directory = served.directory()
-    served.publish("two", served.acme)
-    (snapshot,) = (served.state / "two/snapshots").iterdir()
-    content = snapshot.read_bytes()
-    snapshot.write_text("{")
-    look(directory)
-    snapshot.write_bytes(content)
-    look(directory)
-    assert [snapshot.generation for snapshot in directory.snapshots()] == [0, 0]
-    served.clock.seconds += LONGEST_PAUSE
-    look(directory)
-    assert [snapshot.generation for snapshot in directory.snapshots()] == [0, 1]

@@ -59,22 +59,6 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     assert list((store.folder / "building").iterdir()) == []
 
 
-def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path):
-    removals = [1]
-
-    class Contested(type(Path())):
-        """A folder that another process removes as soon as it is made for the first time."""
-
-        def mkdir(self, *given, **options):
-            super().mkdir(*given, **options)
-            while removals:
-                removals.clear()
-                self.rmdir()
-
-    with locked_folder(Contested(tmp_path / "work"), "it"):
-        assert (tmp_path / "work").is_dir() and not removals
-
-
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
     store, path = rooted(tmp_path), tmp_path / "some.txt"
     for wrong, named in (("one document of two words", [1]), ('{"text": "a"}\n{"text": 1}', [f"{path}:2", "text"])):
@@ -205,12 +189,3 @@ def test_a_domain_does_not_continue_an_update_of_a_deleted_one_of_its_name(tmp_p
     delete_domain(store, "bio")
     add_domain(store, "bio", 2)
     assert rows(grow(store, "bio", 3)) == rows(add_domain(store, "both", 2, 3))
-
-
-def test_a_build_that_the_user_has_removed_does_not_choose_the_parent_of_the_next(tmp_path):
-    store = rooted(tmp_path)
-    cut(store, add_domain, "bio", 1)
-    shutil.rmtree(store.work_folder("bio", 1))
-    for seed in (2, 3):
-        grow(store, "root", seed)
-    assert add_domain(store, "bio", 1).meta.parent_branch == ("root", 3)
