@@ -103,9 +103,3 @@ def test_a_layer_is_measured_in_both_formats(work, monkeypatch):
     run, before = module._seconds, torch.get_num_threads()
     monkeypatch.setattr(module, "_seconds", lambda own: (run(own), next(times))[1])
     assert measured(work) == 3.0 and torch.get_num_threads() == before
-
-
-def test_a_hopeless_format_is_measured_once(monkeypatch):
-    times = iter([1.0, 4.0])
-    monkeypatch.setattr(module, "_seconds", lambda own: next(times))
-    assert measured(SERVING) == 0.25
