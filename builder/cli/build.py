@@ -23,6 +23,7 @@ from hplm.cli.options import (
     Words,
     about,
     device_of,
+    read,
     refuse_given,
 )
 from hplm.errors import InvalidInput
@@ -52,12 +53,19 @@ class Table:
     keeps old vectors; or no limit with --steps)"""
     steps: int | None = None
     """most steps to adapt the lower layers: without --minutes, the same number on every machine (default: no limit)"""
+    counts: tuple[Path, ...] = ()
+    """folders of `hplm build counts`, which give the n-grams; then the lower layers only learn from --corpus, so a part of the
+    texts is enough"""
     seed: Seed = 0
     device: Device = "auto"
 
     def most(self, default: float) -> float | None:
         """Returns the limit of time; None if only the steps are limited."""
         return self.minutes if self.minutes is not None or self.steps is not None else default
+
+    @property
+    def counted(self) -> list[str]:
+        return [str(folder.absolute()) for folder in self.counts]
 
 
 TABLE = Table()
@@ -87,7 +95,9 @@ def root(
 
     usual = 1 if lower == 0 else TRIGRAMS.n
     windows = Window(usual if window is None else window)
-    options = RootOptions(table.keep, table.seed, table.dtype or FP16, name, lower, upper, windows, masked)
+    options = RootOptions(
+        table.keep, table.seed, table.dtype or FP16, name, lower, upper, windows, masked, counts=table.counted
+    )
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
     return table_built(made, built, f"root of backbone {made.config.name}")
@@ -106,11 +116,58 @@ def domain(
     from builder.learning.limits import Budget
     from builder.tables.domain import DomainOptions, build_domain
 
-    options = DomainOptions(table.keep, table.seed, table.dtype or FP16, parent, learn, min_tokens)
+    options = DomainOptions(table.keep, table.seed, table.dtype or FP16, parent, learn, min_tokens, counts=table.counted)
     budget = Budget(table.most(DOMAIN_MINUTES), table.steps)
     opened = open_store(store)
     built = build_domain(opened, name, [*corpus], options, budget, device_of(table.device))
     return table_built(opened, built, f"domain {name}")
+
+
+def _part(given: str) -> tuple[int, int]:
+    number, slash, parts = given.partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise ValueError(f"{given!r}: give I/N, such as 1/8 and so on to 8/8")
+    return int(number), int(parts)
+
+
+Part = Annotated[tuple[int, int] | None, read(_part)]
+
+
+def counts(
+    *, corpus: Annotated[tuple[Path, ...], about(CORPUS)], to: Path, store: Path | None = None, model: str | None = None,
+    window: int | None = None, part: Part = None,
+) -> dict:  # fmt: skip
+    """Count a corpus's n-grams, such as a part of them on each of many machines: later builds take all with --counts.
+
+    :param to: folder of the counts, for each part another
+    :param store: store that will have them, or a copy of it (`hplm root pack`)
+    :param model: instead of --store, the model of a root that will be built
+    :param window: tokens in that root's window (default: 3)
+    :param part: I/N: only each N-th file of --corpus, by size (default: 1/1)
+    """
+    from builder.tables.build_folder import locked_folder
+    from builder.tables.parts import Reading, count_part
+    from builder.tables.text_files import check_stays
+    from hplm.model.checkpoint import load_checkpoint
+    from hplm.model.windows import TRIGRAMS, Window
+    from hplm.plot.keys import KeySpace
+
+    if (store is None) == (model is None):
+        raise InvalidInput("give either --store, or --model of a root that will be built: it names the tokenizer")
+    for file in corpus:
+        check_stays(file)
+    if store is not None:
+        refuse_given("works only with --model: a store has its window", window=window)
+        reading = Reading.of(open_store(store))
+    else:
+        made = load_checkpoint(str(model), window=Window(TRIGRAMS.n if window is None else window))
+        config = made.config
+        reading = Reading(made.tokenizer_json, config.positions, config.start_id, KeySpace(config.vocabulary, config.window))
+    part = part or (1, 1)
+    with locked_folder(to, str(to)):
+        counted = count_part(corpus, part, reading, to)
+    print(f"{to}: {sum(counted.levels):,} n-grams of {counted.tokens:,} tokens. Give it to a build with --counts")
+    return {"counts": str(to), "tokens": counted.tokens, "ngrams": sum(counted.levels), "part": list(part)}
 
 
 @Parameter(name="*", group="Training")

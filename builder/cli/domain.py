@@ -80,7 +80,7 @@ def _built(folder: Path, name: str, corpus: tuple[Path, ...], learn: Learn, of: 
     from builder.tables.domain import UpdateOptions, update_domain
     from builder.tables.inspection import behind
 
-    store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, learn)
+    store, options = open_store(folder), UpdateOptions(of.keep, of.seed, of.dtype, learn, counts=of.counted)
     table = update_domain(store, name, [*corpus], options, Budget(of.most(0.0), of.steps), device_of(of.device))
     built = table_built(store, table, f"domain {name} version {table.meta.version}")
     left = [tenant.id for tenant in behind(store, name, store.readable_tenants())]

@@ -18,7 +18,8 @@ from builder.store.branches import Branches
 from builder.store.resumable import PLAN, clear_work_folder, saved_plan, write_json
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
-from builder.tables.counts import Counts, count_ngrams
+from builder.tables.counts import Counts, add_counts, count_ngrams
+from builder.tables.parts import OF, Reading, read_parts
 from builder.tables.text_files import check_stays
 from hplm.disk import NoSpace
 from hplm.errors import InvalidInput
@@ -92,8 +93,15 @@ class BuildFolder:
         readable(documents := [corpus[int(i)] for i in chosen])
         return documents
 
+    @property
+    def parts(self) -> list[Path]:
+        """The folders of counts that were made before."""
+        return [Path(folder) for folder in self.plan["options"]["counts"]]
+
     def count(self, store: Store, folder: Path) -> Counts:
-        """Counts the n-grams of the corpus into `folder`."""
+        """Counts the n-grams of the corpus into `folder`, or adds the counts that were made before."""
+        if self.parts:
+            return add_counts(read_parts(self.parts, Reading.of(store)), folder)
         return count_ngrams(self.corpus(store), store.space, folder)
 
 
@@ -148,6 +156,7 @@ def finished_table(store: Store, branch: tuple[str, int], corpus: Sequence[Path]
 
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan of a build: its options, and its corpus as it is now."""
+    corpus = [*corpus, *(Path(folder) / OF for folder in options["counts"])]
     for path in corpus:
         check_stays(path)
     inputs = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in corpus]

@@ -71,7 +71,7 @@ def build_domain(
                 f"domain {name!r} is in {store.folder} already: add to it with `hplm domain update`, or choose another --name"
             )
         with resumed_build(store, (name, 1), corpus, plan, partial(store.remove_branch, name, 1)) as build:
-            if not store.has_lower(name, 1):
+            if not store.has_lower(name, 1) and not build.parts:
                 _refuse_little(build.corpus(store).tokens, name, options)
             counts = build.count(store, store.counts_folder(name, 1))
             store.save_origin(name, 1, corpus, build.plan)

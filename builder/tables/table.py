@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class TableOptions:
 
     keep: float | None = None  # default: all, or as many as a table usually takes (`chosen_keep`)
     seed: int = 0  # of what learns
+    counts: list[str] = field(default_factory=list, kw_only=True)  # folders of `hplm build counts`; default: count the corpus
 
     def __post_init__(self) -> None:
         check_keep(self.keep)

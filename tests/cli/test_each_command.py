@@ -102,6 +102,7 @@ LIVE = "--store x --repository x --state x"
 NEED_THE_BUILDER = [
     *("build root --model x --corpus x --store x", "build domain --name x --corpus x --store x"),
     *(
+        "build counts --corpus x --to x --store x",
         "build tenants x --store x",
         "build tenant --id x --task tag --train x --store x",
         "import --id x --from x --store x",
