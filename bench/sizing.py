@@ -28,6 +28,7 @@ MOST_CONNECTIONS = 512
 PATIENCE_S = 120.0  # of a client: on a busy machine, a request may wait for long
 TEXTS = 1024  # different ones, sent in turn
 SEED = 0  # of arrivals
+WARM_UP = 0.5  # of the capacity
 MB = 1e6
 
 
@@ -64,14 +65,13 @@ def _sized(size: Size, tokens: int, loads: Sequence[float], seconds: float, dtyp
         capacity = measured(closed, "the capacity", seconds / 4).req_per_s
         yield Row(f"{model}/req_per_s", capacity, "/s")
         points: list[tuple[float, float]] = []
+        say(f"{model}: the first batches of each size, which take longer")
+        send(_arriving(server, requests, WARM_UP * capacity, seconds / 2))
         for share in loads:
             say(f"{model}: {share:g} of {capacity:.1f} requests a second")
-            rate = share * capacity
-            arrivals = np.random.default_rng(SEED).exponential(1 / rate, max(2, round(rate * seconds))).cumsum()
-            load = {"seconds": arrivals[-1] + 1.0, "connections": MOST_CONNECTIONS, "arrivals": arrivals}
-            (report,) = send(Load(server.http_url, requests, patience=PATIENCE_S, **load))
+            (report,) = send(_arriving(server, requests, share * capacity, seconds))
             report.expect_success(model, "give --seconds more, or --loads less")
-            points.append((rate / cores, report.percentile_ms(99)))
+            points.append((share * capacity / cores, report.percentile_ms(99)))
             yield Row(f"{model}/p50_ms/{points[-1][0]:.4f}", report.percentile_ms(50), "")
             yield Row(f"{model}/p99_ms/{points[-1][0]:.4f}", points[-1][1], "")
         yield Row(f"{model}/private_mb", private_bytes(server.pid) / MB, "MB")  # of all processes, without mapped tables
@@ -80,6 +80,13 @@ def _sized(size: Size, tokens: int, loads: Sequence[float], seconds: float, dtyp
     for limit in LIMITS_MS:
         rate = within(points, limit)
         yield Row(f"{model}/cores_for_{ASKED}/p99_{limit}_ms", ASKED / rate if rate else None)
+
+
+def _arriving(server: TritonServer, requests: Sequence[bytes], rate: float, seconds: float) -> Load:
+    """Returns a load that arrives as a Poisson process."""
+    arrivals = np.random.default_rng(SEED).exponential(1 / rate, max(2, round(rate * seconds))).cumsum()
+    load = {"seconds": arrivals[-1] + 1.0, "connections": MOST_CONNECTIONS, "arrivals": arrivals}
+    return Load(server.http_url, requests, patience=PATIENCE_S, **load)
 
 
 def within(points: Sequence[tuple[float, float]], limit: float) -> float | None:
