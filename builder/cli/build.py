@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import open_store
+from builder.cli.options import ColumnNames, open_store
+from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.options import (
     CORPUS,
     Device,
@@ -211,13 +212,13 @@ def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
     task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
     from_version: int | None = None, fresh: bool = False, training: Training = USUAL, seed: Seed = 0,
-    device: Device = "auto",
+    device: Device = "auto", columns: ColumnNames = AS_TRAINED,
 ) -> dict:  # fmt: skip
     """Train an adapter and a head on labelled data.
 
     :param id: name of the tenant
-    :param train: training data, JSONL (docs/training.md); a tenant of a decoder takes the backbone as it is
-    :param dev: dev data, JSONL (default: a tenth of the training data)
+    :param train: training data, JSONL, CSV or Parquet (docs/training.md); a tenant of a decoder takes the backbone as it is
+    :param dev: dev data (default: a tenth of the training data)
     :param domain: domain of the tenant (default: that of its version before, or root)
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
     :param fresh: start anew, from random weights
@@ -225,7 +226,7 @@ def tenant(
     from builder.training.tenant import build_tenant, warnings_of
 
     opened = open_store(store)
-    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training)
+    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns)
     if opened.config.is_decoder:
         from builder.importing.adapter_import import plain_tenant
 
@@ -236,7 +237,7 @@ def tenant(
     assert train is not None  # it was checked
     made = build_tenant(
         opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
-        teacher=training.teacher, seed=seed, **training.given(),
+        teacher=training.teacher, seed=seed, columns=columns, **training.given(),
     )  # fmt: skip
     report = opened.report(made)
     scores = report["dev"]
@@ -252,7 +253,7 @@ def tenant(
 
 def check_tenant(
     store: Store, id: str, train: Path | None, dev: Path | None, task: str | None, domain: str | None,
-    from_version: int | None, fresh: bool, training: Training,
+    from_version: int | None, fresh: bool, training: Training, columns: Columns = AS_TRAINED,
 ) -> None:  # fmt: skip
     """Refuses what is wrong with the options of `hplm build tenant`, before any data are read."""
     from builder.store.store import check_name
@@ -271,7 +272,7 @@ def check_tenant(
     store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
     if store.config.is_decoder:
         reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
-        refuse_given(reason, training, train=train, dev=dev, from_version=from_version, fresh=fresh)
+        refuse_given(reason, training, columns, train=train, dev=dev, from_version=from_version, fresh=fresh)
         return
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from builder.cli.options import check_picture, open_store
+from builder.cli.options import ColumnNames, check_picture, open_store
+from builder.tasks.columns import AS_TRAINED
 from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
     Device,
@@ -30,7 +31,7 @@ AGAINST += f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/traini
 def evaluate(
     *, store: StoreFolder, id: str, test: Path, int8: bool = False, against: Annotated[Words, about(AGAINST)] = (),
     train: Path | None = None, dev: Path | None = None, picture: Picture = None, device: Device = "auto",
-    connection: Connection = LOCAL,
+    connection: Connection = LOCAL, columns: ColumnNames = AS_TRAINED,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 
@@ -38,7 +39,7 @@ def evaluate(
     its full stack.
 
     :param id: name of the tenant
-    :param test: test data, JSONL in the form of the tenant's training data
+    :param test: test data in the form of the tenant's training data
     :param int8: also score with the shared products in 8 bits, as `hplm export --dtype int8` serves
     :param train: for --against: the training data, if the file was moved
     :param dev: for --against: the dev data, if the file was moved
@@ -58,7 +59,7 @@ def evaluate(
     check_picture(picture)
     if picture is not None:
         check_confusion(opened.known_tenant(id))
-    evaluation = evaluate_tenant(opened, id, test, on)
+    evaluation = evaluate_tenant(opened, id, test, on, columns=columns)
     examples = evaluation.texts.examples  # a pipe cannot be read again
     if learned := sum(map(opened.seen(evaluation.tenant).all.__contains__, map(hash_of, examples))):
         print(

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
+from cyclopts import Parameter
+
+from builder.tasks.columns import Columns
 from hplm.cli.options import read
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Part:
 WHOLE = Part()
 PART = "I/N: only every N-th of them, beginning with number I, from 0: the share of one of N machines (docs/building.md)"
 PartOption = Annotated[Part, read(Part.read, help=PART)]
+ColumnNames = Annotated[Columns, Parameter(name="*", group="Columns")]
 
 
 def open_store(folder: Path) -> Store:

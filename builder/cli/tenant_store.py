@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.cli.options import check_picture, open_store
+from builder.cli.options import ColumnNames, check_picture, open_store
+from builder.tasks.columns import AS_TRAINED
 from hplm.cli.options import Device, Picture, Seed, ServedDtype, StoreFolder, device_of
 from hplm.cli.show import columns
 from hplm.cli.tenant import Id
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", device: Device = "auto"
-) -> dict[str, Any]:
+    *, store: StoreFolder, id: str, texts: Path, dtype: ServedDtype = "auto", device: Device = "auto",
+    columns: ColumnNames = AS_TRAINED,
+) -> dict[str, Any]:  # fmt: skip
     """Make the confidence of a tenant's answers true, by how often they are right on labelled texts.
 
     The tenant gets a next version. One that is trained later has no calibration until it is calibrated too.
 
     :param id: name of the tenant
-    :param texts: labelled texts, JSONL in the form of the tenant's training data; those that its training has seen are left out
+    :param texts: labelled texts in the form of the tenant's training data; those that its training has seen are left out
     """
     from builder.evaluation.calibration import calibrate_tenant
     from builder.publish.precision import served_precision
 
     opened, on = open_store(store), device_of(device)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on)
+    report, is_new = calibrate_tenant(opened, id, texts, served_precision(opened, dtype, on), on, columns)
     calibration = opened.knowledge(opened.known_tenant(id)).calibration
     assert calibration is not None  # it was made
     print(_calibration_text(report, calibration))
@@ -59,7 +61,7 @@ def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
 
 def exits(
     id: Id, /, *, store: StoreFolder, texts: Path, drop: tuple[float, ...] = (1.0, 2.0, 4.0), dtype: ServedDtype = "auto",
-    seed: Seed = 0, device: Device = "auto", picture: Picture = None,
+    seed: Seed = 0, device: Device = "auto", picture: Picture = None, columns: ColumnNames = AS_TRAINED,
 ) -> dict[str, Any]:  # fmt: skip
     """Let easy texts leave between the layers, where an answer is sure enough.
 
@@ -78,7 +80,7 @@ def exits(
     opened, on = open_store(store), device_of(device)
     check_picture(picture)
     opened.known_tenant(id)  # refuses an unknown one before the precision is measured
-    report, is_new = build_exits(opened, id, texts, served_precision(opened, dtype, on), on, drop, seed)
+    report, is_new = build_exits(opened, id, texts, served_precision(opened, dtype, on), on, drop, seed, columns)
     print(_exits_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     if picture is not None:

@@ -17,6 +17,7 @@ from builder.learning.bodies import PlotBody
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
@@ -27,13 +28,14 @@ from hplm.levels.calibration import Calibration, Evidence
 
 
 def calibrate_tenant(
-    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device
+    store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, columns: Columns = AS_TRAINED
 ) -> tuple[dict[str, Any], bool]:
     """Stores a next version with a calibration. Returns the report, and whether it is new: the same call changes nothing."""
     with locked_tenant(store, tenant_id):
         tenant = store.known_tenant(tenant_id)
         seen = store.seen(tenant)
-        texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration")
+        columns = columns.after(store.report(tenant))
+        texts = UnseenTexts(tenant, file, seen.learned | seen.dev, "a calibration", columns=columns)
         found = store.knowledge(tenant)
         if found.students is not None:
             raise InvalidInput(

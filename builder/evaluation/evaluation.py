@@ -13,6 +13,7 @@ from builder.learning.bodies import PlotBody
 from builder.said import progress_bar
 from builder.store.store import Store, TenantVersion
 from builder.students.team import served
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
@@ -38,14 +39,16 @@ class Evaluation:
 
 def evaluate_tenant(
     store: Store, tenant_id: str, test: Path | Sequence[Example], device: torch.device, eight_bits: bool = False,
-    members: int | None = None,
+    members: int | None = None, columns: Columns = AS_TRAINED,
 ) -> Evaluation:  # fmt: skip
     """`test`: a file, or what was read of it. `eight_bits`: computes the shared products in 8 bits, on the CPU.
 
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
     tenant = store.known_tenant(tenant_id)
-    examples = training_task(tenant.task).read(test) if isinstance(test, Path) else test
+    examples = test
+    if isinstance(test, Path):
+        examples = training_task(tenant.task).read(test, columns.after(store.report(tenant)))
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
     return evaluate_weights(store, tenant, store.knowledge(tenant), examples, device, eight_bits, members)
 

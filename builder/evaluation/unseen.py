@@ -7,6 +7,7 @@ from pathlib import Path
 
 from builder.store.store import TenantVersion
 from builder.tables.text_files import digest_of_files
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example, has_labels, hash_of, read_unlabelled
 from builder.tasks.labels import check_labels
 from builder.tasks.tasks import training_task
@@ -18,13 +19,16 @@ FEWEST = 100  # texts, from which something about answers can be learned
 class UnseenTexts:
     """The texts of a file without those that a tenant's version has seen."""
 
-    def __init__(self, tenant: TenantVersion, file: Path, seen: frozenset[int], purpose: str, with_labels: bool = True) -> None:
+    def __init__(
+        self, tenant: TenantVersion, file: Path, seen: frozenset[int], purpose: str, with_labels: bool = True,
+        columns: Columns = AS_TRAINED,
+    ) -> None:  # fmt: skip
         """`seen`: hashes of texts. `purpose` is a word for errors. `with_labels`: whether the texts must have labels."""
         self.task = training_task(tenant.task)
         if self.task.served.evidence is None or (self.task.right_class is None and self.task.is_right is None):
             raise InvalidInput(f"tenant {tenant.id!r} has the task {tenant.task}, whose answers have no confidence")
-        self.file, self.digest = file, digest_of_files(file)
-        self.is_labelled = with_labels or has_labels(file)
+        self.file, self.digest, self.columns = file, digest_of_files(file), columns
+        self.is_labelled = with_labels or has_labels(file, columns, self.task.line)
         self._tenant, self._seen, self._purpose = tenant, seen, purpose
 
     @cached_property
@@ -46,7 +50,7 @@ class UnseenTexts:
     @cached_property
     def _texts(self) -> list[Example]:
         if not self.is_labelled:
-            return [*read_unlabelled(self.file)]
-        examples = self.task.read(self.file)
+            return [*read_unlabelled(self.file, self.columns, self.task.line)]
+        examples = self.task.read(self.file, self.columns)
         check_labels(examples, self._tenant.labels, f"the training data of tenant {self._tenant.id!r}")
         return examples

@@ -21,6 +21,7 @@ from builder.said import say
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example, hash_of, read_unlabelled
 from builder.training.data import file_of
 from hplm.adapters.layout import exit_layout
@@ -37,7 +38,7 @@ DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
 
 def build_exits(
     store: Store, tenant_id: str, file: Path, precision: Precision, device: torch.device, drops: Sequence[float] = DROPS,
-    seed: int = 0,
+    seed: int = 0, columns: Columns = AS_TRAINED,
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Stores a next version with exits. Returns the report, and whether they are new: the same call again changes nothing.
 
@@ -50,8 +51,10 @@ def build_exits(
         if not drops or any(not 0 <= drop <= 100 for drop in drops) or list(drops) != sorted(drops):
             raise InvalidInput(f"drops {', '.join(map(str, drops))}: give points from 0 to 100, the smallest first")
         check_seed(seed)
+        report = store.report(tenant)
         # No weight has learned from dev.
-        texts = UnseenTexts(tenant, file, store.seen(tenant).learned, PURPOSE, with_labels=False)
+        seen, own = store.seen(tenant).learned, columns.after(report)
+        texts = UnseenTexts(tenant, file, seen, PURPOSE, with_labels=False, columns=own)
         before = store.knowledge(tenant)
         asked = {
             "texts": texts.digest, "precision": precision.name, "drops": list(drops), "seed": seed,
@@ -61,7 +64,7 @@ def build_exits(
         if (known := step.done()) is not None:
             return known, False
         task = texts.task.unlabelled()
-        learned_from, choosing = _divided(store.report(tenant), tenant, texts)
+        learned_from, choosing = _divided(report, tenant, texts)
         learning, judged = (
             states_of(*opened(store, before, own, device, precision, task), most)
             for own, most in ((learned_from, MOST_ROWS), (choosing, None))
@@ -111,7 +114,7 @@ def _divided(report: Mapping[str, Any], tenant: TenantVersion, texts: UnseenText
     """Returns the texts that the heads learn from, and those that choose when texts leave."""
     if (training := report.get("training")) is not None:  # of an import there is none
         if (file := file_of(training)) is not None:
-            return [*read_unlabelled(file)], texts.fresh
+            return [*read_unlabelled(file, AS_TRAINED.after(report), texts.task.line)], texts.fresh
         say(f"tenant {tenant.id}: {training['file']} was moved or changed, so the exits learn from half of {texts.file}")
     different = list(dict.fromkeys(map(hash_of, texts.fresh)))  # the same text is not in both parts
     if len(different) < 2:

@@ -20,6 +20,7 @@ from builder.store.store import Store, TenantVersion
 from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
 from builder.students.team import StudentTeam, served
 from builder.tables.build_folder import locked_tenant
+from builder.tasks.columns import AS_TRAINED
 from builder.tasks.examples import Example, hash_of
 from builder.tasks.lookup import Reader, Text
 from builder.tasks.tasks import training_task
@@ -59,7 +60,9 @@ def build_students(
         fresh = [example for example in texts if hash_of(example) not in labelled]
         if texts and not fresh:
             raise InvalidInput(f"--unlabelled {further}: the tenant's training or dev data have all of its texts")
-        data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, tenant.dtype, tenant, again=True)
+        given = train_file, dev_file, device, tenant, tenant.dtype, tenant
+        columns = AS_TRAINED.after(store.report(tenant))
+        data = read_data(reader, tenant.task, *given, again=True, columns=columns)
         made, told = _made(tenant, data, fresh, options, step.folder(version=tenant.version))
         told = {"tenant": tenant.id, "version": tenant.version + 1, **told, "left_out": len(texts) - len(fresh)}
         found, hashes = replace(before, exits=None, students=made), frozenset(map(hash_of, fresh))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from builder.tables.text_files import Progress, content_suffix, raw_lines
+from builder.tables.text_files import Progress, content_suffix
+from builder.tasks.columns import AS_TRAINED, Columns
+from builder.tasks.rows import SAVE_AS, is_table, rows
 from hplm.errors import InvalidInput
 from hplm.model.word_spans import words_of
 
@@ -165,39 +166,43 @@ class Bare(Struct):
 Line = Document | Tagged
 
 
-def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]]) -> list[Example]:
-    """Returns the lines of a file, at least one. `forms`: of the lines of all tasks."""
+def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED) -> list[Example]:
+    """Returns the lines or rows of a file, at least one. `forms`: of the lines of all tasks."""
     form = forms[task]
     decoder, wanted = Decoder(form), f"a line for task {task} is like {form.shape}"
-    examples = [_decoded(decoder, line, path, number, wanted, forms).example(path, number) for number, line in _lines(path)]
+    found = rows(path, form.__struct_fields__, columns, is_number=form is Valued)
+    examples = [_decoded(decoder, line, path, number, wanted, forms).example(path, number) for number, line in found]
     if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
     return examples
 
 
-def has_labels(path: Path) -> bool:
-    """Whether a file of texts has labels: those of its first line speak for all. Plain text has none."""
-    _, line = next(_lines(path), (1, "{}"))
+def has_labels(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Classified) -> bool:
+    """Whether a file of texts has labels: those of its first line speak for all. Plain text has none. `form`: with labels."""
+    _, line = next(rows(path, form.__struct_fields__, columns, has_label=False), (1, "{}"))
     return _fits(dict[str, Any], line) and bool(msgspec.json.decode(line).keys() & {"label", "labels", "tags", "answers"})
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
-    """Yields the documents of a file: one a line, or JSONL with `text`. Plain, .gz or .zst; blank lines are skipped."""
+    """Yields the documents of files: one a line, or JSONL, CSV or Parquet with `text`; blank lines are skipped."""
     for path in paths:
         yield from (example.text for example in _documents(path, Decoder(Document), progress))
 
 
-def read_unlabelled(path: Path) -> Iterator[Example]:
-    """Yields texts: one a line, or JSONL, whose labels are not looked at."""
-    return _documents(path, Decoder(Bare))
+def read_unlabelled(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Paired) -> Iterator[Example]:
+    """Yields texts: one a line, or JSONL, CSV or Parquet, whose labels are not looked at. `form`: whose text is named."""
+    return _documents(path, Decoder(Bare), None, columns, form)
 
 
-def _documents(path: Path, decoder: Decoder[Any], progress: Progress | None = None) -> Iterator[Example]:
-    lines = _lines(path, progress)
-    if (first := next(lines, None)) is None:
+def _documents(
+    path: Path, decoder: Decoder[Any], progress: Progress | None = None, columns: Columns = AS_TRAINED,
+    form: type[Line] = Document,
+) -> Iterator[Example]:  # fmt: skip
+    found = rows(path, form.__struct_fields__, columns, progress=progress, has_label=False)
+    if (first := next(found, None)) is None:
         raise InvalidInput(f"{path} is empty: it needs one text a line")
-    is_json = content_suffix(path) == ".jsonl" or _fits(dict[str, Any], first[1])
-    for number, line in chain([first], lines):
+    is_json = is_table(path) or content_suffix(path) in (".jsonl", ".json") or _fits(dict[str, Any], first[1])
+    for number, line in chain([first], found):
         yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
 
 
@@ -207,21 +212,6 @@ def _fits(form: type, line: str) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
-
-
-def _lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
-    """Yields (number, line) of the lines that are not blank, counted from 1."""
-    for number, raw in enumerate(raw_lines(path, progress), start=1):
-        if number == 1 and raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            raise InvalidInput(f"{path} is in UTF-16: convert it to UTF-8, such as by `iconv -f UTF-16 -t UTF-8`")
-        if b"\0" in raw:
-            raise InvalidInput(f"{path}:{number}: a zero byte: this is a binary file, not text")
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}): convert the file") from None
-        if line:
-            yield number, line
 
 
 def _decoded(
@@ -234,6 +224,7 @@ def _decoded(
     except msgspec.MsgspecError as error:
         if not _fits(dict[str, Any], line):
             wanted = "the file needs one JSON object a line"
+            wanted += f": `jq -c '.[]' {path}` writes those of an array" if line.startswith("[") else f", or {SAVE_AS}"
         elif fits := next((task for task, form in forms.items() if _fits(form, line)), None):
             wanted += f", and this one is for --task {fits}"
         raise InvalidInput(f"{path}:{number}: {error}: {wanted}") from None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from builder.tasks import losses, scores
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
@@ -46,8 +47,8 @@ class TrainingTask:
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def read(self, path: Path) -> list[Example]:
-        return read_labelled(path, self.served.name, {name: task.line for name, task in TRAINING_TASKS.items()})
+    def read(self, path: Path, columns: Columns = AS_TRAINED) -> list[Example]:
+        return read_labelled(path, self.served.name, {name: task.line for name, task in TRAINING_TASKS.items()}, columns)
 
     def unlabelled(self) -> TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""

@@ -18,6 +18,7 @@ from builder.store.seen import SeenTexts
 from builder.store.store import NO_TEXTS, TenantVersion
 from builder.store.version import Weights
 from builder.tables.text_files import digest_of_files
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.division import seen_after, split_again, split_off
 from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
@@ -82,6 +83,7 @@ class Data:
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
     known: TenantVersion | None = None, dtype: str = "fp16", start: TenantVersion | None = None, again: bool = False,
+    columns: Columns = AS_TRAINED,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
@@ -89,7 +91,7 @@ def read_data(
     to train on. `again`: the file is divided as it was for that version.
     """
     own = training_task(task)
-    training = own.read(train)
+    training = own.read(train, columns)
     labels = own.labels(training)
     if known is not None:
         if set(labels) == set(known.labels) or (start is not None and set(labels) < set(known.labels)):
@@ -97,7 +99,7 @@ def read_data(
         check_answers(known, task, labels)
     before = reader.store.seen(start) if start is not None else NO_TEXTS
     if dev is not None:
-        check_labels(held := own.read(dev), labels, str(train))
+        check_labels(held := own.read(dev, columns), labels, str(train))
     else:
         training, held = (split_again if again else split_off)(training, DEV_SHARE, before)
     if own.check is not None:

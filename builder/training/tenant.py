@@ -19,6 +19,7 @@ from builder.store.step import Step
 from builder.store.store import Store, TenantVersion, check_name
 from builder.tables.build_folder import locked_tenant
 from builder.tables.text_files import digest_of_files
+from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example, hash_of
 from builder.tasks.labels import check_answers
 from builder.tasks.lookup import Reader, Texts
@@ -38,13 +39,14 @@ WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 def build_tenant(
     store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
     *, device: torch.device, from_version: int | None = None, trainer: Train = finetune,
-    teacher: str | None = None, **training: Any,
+    teacher: str | None = None, columns: Columns = AS_TRAINED, **training: Any,
 ) -> TenantVersion:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
+    `columns`: default: those of the version before.
     """
     with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
@@ -52,6 +54,7 @@ def build_tenant(
         domain = domain or (before.domain if before is not None else "root")
         own = training_task(task)  # refuses unknown tasks
         if before is not None:
+            columns = columns.after(store.report(before))
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
         options, taught = checked_options(store, before, training), dict[str, str]()
         if teacher is not None:
@@ -61,7 +64,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
-            **asdict(options), **taught,
+            **asdict(options), **taught, **({"columns": columns.given} if columns.given else {}),
         }  # fmt: skip
         step = Step(store, tenant_id, "training", asked)
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
@@ -75,9 +78,10 @@ def build_tenant(
         if learned is not None:
             check_form(learned, options, store.config)
         if isinstance(trainer, Teacher):
-            labels = before.labels if before is not None else own.labels(own.read(train_file))
+            labels = before.labels if before is not None else own.labels(own.read(train_file, columns))
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
-        data = read_data(Reader(store, *stands_on), task, train_file, dev_file, device, before, options.dtype, learned)
+        reader = Reader(store, *stands_on)
+        data = read_data(reader, task, train_file, dev_file, device, before, options.dtype, learned, columns=columns)
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
         trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")

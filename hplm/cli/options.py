@@ -56,7 +56,7 @@ def _whole(argument: Argument, token: Token) -> str:
     return str(int(number)) if "e" in token.value.lower() else token.value
 
 
-CORPUS = "files with one document a line, or JSONL with a field `text`; plain, .gz or .zst"
+CORPUS = "files with one document a line, or JSONL, CSV or Parquet with `text`; text may be .gz or .zst"
 
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]

@@ -26,6 +26,7 @@ from builder.learning.loop import Group, Training, train
 from builder.learning.progress import Exam
 from builder.store.resumable import digest_of
 from builder.store.store import Store
+from builder.tasks.columns import AS_TRAINED
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import Scores
@@ -92,7 +93,8 @@ def score_schemes(
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
     options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
     reader = Reader(store, tenant.domain, tenant.domain_version)
-    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype)
+    columns = AS_TRAINED.after(report)
+    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype, columns=columns)
     texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
     scores = {}
     for name in names:
