@@ -11,6 +11,7 @@ import shutil
 import tarfile
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -69,23 +70,34 @@ def pack_root(store: Store, file: Path) -> Manifest:
 
 def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | None = None) -> Store:
     """Makes a store from a packed root. `name`: of the backbone. `model`: the original model, if it lies elsewhere here."""
-    unpacked = folder / UNPACKED  # and not instead of `folder`, which may be the current folder or a mount point
-    if unpacked.is_dir():  # a command was killed while it moved files that it had checked
-        return _moved_out(unpacked, folder)
-    existed = folder.exists()
-    if existed and any(path.name != UNPACKED + WRITING for path in folder.iterdir()):
-        raise InvalidInput(f"{folder} is not empty: name a new --store")
     if name is not None:
         check_name("backbone", name)
-    shutil.rmtree(folder / (UNPACKED + WRITING), ignore_errors=True)  # a killed command has left it
-    check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
+    existed = folder.exists()
     try:
-        with tarfile.open(file, "r:") as archive, written_folder(unpacked) as writing:
-            _unpack(archive, file, writing)
-            if name is not None:
-                replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
-            if model is not None:
-                write_json(writing / "store.json", {"format": STORE_FORMAT, "model": absolute_model(model)})
+        with tarfile.open(file, "r:") as archive:
+            manifest = _manifest(archive, file)
+            given = repr((msgspec.to_builtins(manifest), name, model))
+            # Inside of `folder` and not instead of it, which may be the current folder or a mount point.
+            unpacked = folder / f"{UNPACKED}-{sha256(given.encode()).hexdigest()[:12]}"
+            if unpacked.is_dir():  # a command was killed while it moved files that it had checked
+                return _moved_out(unpacked, folder)
+            left = [path for path in folder.glob("*") if path.name.startswith(UNPACKED)]
+            if begun := [path for path in left if path.suffix != WRITING]:
+                raise InvalidInput(
+                    f"{folder} is half made of another packed root than {file}, or with another --name or --model: give that "
+                    f"command again, or name a new --store. {begun[0]} has what it lacks"
+                )
+            if existed and len(left) < len([*folder.iterdir()]):
+                raise InvalidInput(f"{folder} is not empty: name a new --store")
+            for path in left:  # by a killed command
+                shutil.rmtree(path)
+            check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
+            with written_folder(unpacked) as writing:
+                _unpack(archive, manifest, file, writing)
+                if name is not None:
+                    replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
+                if model is not None:
+                    write_json(writing / "store.json", {"format": STORE_FORMAT, "model": absolute_model(model)})
         return _moved_out(unpacked, folder)
     except tarfile.TarError as error:
         raise InvalidInput(f"{file} is not a packed root, or was cut off ({error}): name a file of `hplm root pack`") from None
@@ -102,8 +114,8 @@ def _moved_out(unpacked: Path, folder: Path) -> Store:
     return Store(folder)
 
 
-def _unpack(archive: tarfile.TarFile, file: Path, folder: Path) -> None:
-    left = _manifest(archive, file).files
+def _unpack(archive: tarfile.TarFile, manifest: Manifest, file: Path, folder: Path) -> None:
+    left = dict(manifest.files)
     for member in archive.getmembers()[1:]:
         if (described := left.pop(member.name, None)) is None or not member.isreg():
             raise Broken(f"{file} holds {member.name!r}, which {MANIFEST} does not name as a file: copy it again")

@@ -39,6 +39,10 @@ def locked_folder(folder: Path, what: str) -> Iterator[None]:
                 raise FileNotFoundError
         except (BlockingIOError, FileNotFoundError):  # another process holds it, or has just removed it
             raise InvalidInput(f"{what} is being built by another process: wait for it") from None
+        except OSError as error:
+            raise InvalidInput(
+                f"{folder} cannot be locked ({error.strerror}), as on NFS: build on a local disk, and copy the store then"
+            ) from None
         try:
             yield
         finally:

@@ -180,7 +180,7 @@ def unpacked(folder, given):
     pack_root(rooted(folder / "ready"), folder / "root.tar")
 
     def work(target):
-        if not (target / "store.json").exists() or (target / "unpacked").exists():
+        if not (target / "store.json").exists() or any(target.glob("unpacked*")):
             unpack_root(folder / "root.tar", target)
 
     return work

@@ -30,7 +30,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.tenants.manager import Manager
 from testing.random_store import random_table, random_tenant
-from tests.builder.stores import full_disk, grow, make_store, meanwhile, rooted
+from tests.builder.stores import full_disk, grow, interrupted, make_store, meanwhile, rooted
 from tests.cli.commands import printed
 from tests.places import make_place
 from tests.support.killed import content
@@ -207,7 +207,7 @@ def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, 
 
 
 def test_what_a_failed_or_killed_command_left_takes_no_room_from_the_next_one(origin, file, tmp_path, monkeypatch):
-    left = tmp_path / "again.tar.writing", tmp_path / "there" / "unpacked.writing" / "upper.safetensors"
+    left = tmp_path / "again.tar.writing", tmp_path / "there" / "unpacked-0.writing" / "upper.safetensors"
     with monkeypatch.context() as patch:  # the disk fills up meanwhile
         patch.setattr(tarfile.TarFile, "addfile", fails := Mock(side_effect=OSError(errno.ENOSPC, "no space")))
         with pytest.raises(OSError, match="no space"):
@@ -220,6 +220,24 @@ def test_what_a_failed_or_killed_command_left_takes_no_room_from_the_next_one(or
         leave.write_bytes(b"left")
         act()
     assert (tmp_path / "again.tar").read_bytes() == file.read_bytes() and Store(tmp_path / "there").domains()
+
+
+def test_a_root_that_was_half_unpacked_is_not_taken_for_another(origin, file, tmp_path, monkeypatch):
+    pack_root(rooted(tmp_path / "two"), other := tmp_path / "other.tar")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # killed while it moves files
+        patch.setattr("builder.store.pack._moved_out", interrupted)
+        unpack_root(file, there := tmp_path / "there")
+    for given in ((other, there), (file, there, "renamed")):
+        with pytest.raises(InvalidInput, match=mentioning(there, given[0], "--store")):
+            unpack_root(*given)
+    assert unpack_root(file, there).domains() == [("root", 2)]
+
+
+def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path):
+    (tmp_path / "taken" / "by a folder").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        write_json(tmp_path / "taken", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_a_damaged_file_is_named_and_leaves_nothing_behind(origin, file, tmp_path):

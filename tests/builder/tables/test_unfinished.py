@@ -3,11 +3,13 @@
 Killed builds are in `tests/builder/test_killed.py`.
 """
 
+import errno
 import inspect
 import os
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,6 +59,15 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
         build_root("any", [corpus(tmp_path, 1)], tmp_path / "new", RootOptions(), NO_TIME, DEVICE)
     assert grow(store, "bio", 2).meta.version == 2
     assert list((store.folder / "building").iterdir()) == []
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EBADF, "Bad file descriptor")))  # as NFS does
+    with (
+        pytest.raises(InvalidInput, match=mentioning(tmp_path / "work", "Bad file descriptor", "NFS")),
+        locked_folder(tmp_path / "work", "it"),
+    ):
+        pytest.fail("it is not locked")
 
 
 def test_a_corpus_that_is_refused_can_be_corrected(tmp_path):
