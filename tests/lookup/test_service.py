@@ -306,13 +306,6 @@ def test_a_text_that_is_read_whole_is_charged_whole(world):
         assert before.answers == [FOUND] and not later.answers
 
 
-def test_what_fails_early_leaves_with_all_its_pieces(world):
-    failing = world.offer("noisy", 2 * PIECE, fails="invalid")
-    world.offer("noisy")
-    world.step()
-    assert len(failing.answers) == 1 and world.waiting() == 1
-
-
 def test_the_pace_is_that_of_pieces(world):
     world.read_s = 0.5
     for _ in range(200):

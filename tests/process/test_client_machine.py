@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import Phase, settings
@@ -165,14 +164,6 @@ def test_nobody_waits_for_an_engine_that_has_lately_been_slow(world):
     world.engine.answer(*world.engine.has)
 
 
-def test_who_receives_sleeps_until_something_comes(world):
-    """An idle engine says something once a second."""
-    comes, polls = iter([[], [None]]), []
-    bell = SimpleNamespace(poll=lambda *timeout: polls.append(timeout))
-    world.client._receive(SimpleNamespace(bell=bell, channel=SimpleNamespace(arrived=lambda: next(comes))))
-    assert polls == [(), ()]
-
-
 def test_a_failure_of_what_is_done_each_second_does_not_end_the_watch(world):
     """Nobody would see a silent engine again."""
     looked = []
@@ -240,16 +231,6 @@ def test_an_engine_that_cannot_be_started_leaves_nothing_open_and_is_tried_again
     eventually(lambda: len(world.engines) == 2)
     world.until_serving()
     eventually(lambda: opened() == before)
-
-
-def test_an_engine_that_does_not_start_and_cannot_be_killed_does_not_keep_the_next_one(world):
-    world.starts = False
-    world.engine.end()
-    eventually(lambda: len(world.engines) == 2 and world.engine.begin is not None)
-    world.starts = world.is_stubborn = True
-    world.engine.channel.shut()
-    eventually(lambda: len(world.engines) == 3)
-    world.until_serving()
 
 
 def test_an_engine_that_never_comes_back_is_told_from_one_that_is_starting_and_closing_does_not_wait(world):
