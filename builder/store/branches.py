@@ -153,9 +153,12 @@ class Branches:
         remove_folder(self.counts_folder(domain, version))
         for path in self.lower_files(domain, version):
             path.unlink(missing_ok=True)
+        self.remove_begun_table(domain, version)
+        remove_folder(self.table_folder(domain, version))
+
+    def remove_begun_table(self, domain: str, version: int) -> None:
         table = self.table_folder(domain, version)
         remove_folder(table.with_name(table.name + ".writing"))
-        remove_folder(table)
 
     def _below(self, domain: str, version: int, suffix: str = ".safetensors") -> Path:
         return self.folder / "lower" / f"{domain}-{version}{suffix}"

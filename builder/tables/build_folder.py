@@ -113,7 +113,7 @@ class BuildFolder:
 def resumed_build(
     store: Branches, branch: tuple[str, int], corpus: Sequence[Path], options: dict[str, Any], clear: Callable[[], object]
 ) -> Iterator[BuildFolder]:
-    """Begins to build a branch in its held folder, or goes on with it. A build with another plan is never continued.
+    """Begins to build a branch in its held folder, or goes on with it. Only another `keep` may change its plan.
 
     One that is refused before its lower layers are there, or have begun to learn, leaves nothing: with other options or a
     corrected corpus it is a new build. `clear` removes what a build left outside of its folder.
@@ -123,11 +123,13 @@ def resumed_build(
     if before != plan:
         if before is None or all(path.name.startswith(PLAN) for path in folder.iterdir()):  # nothing was made
             clear()
-        elif changed := _changed(before, plan):
+        elif _changed({**before, "options": {**before["options"], "keep": options.get("keep")}}, plan):
             raise InvalidInput(
-                f"{folder} holds an interrupted build with {changed}: give the same command to finish it, or remove "
-                "that folder to start again"
+                f"{folder} holds an interrupted build with {_changed(before, plan)}: give the same command to finish it, or "
+                "remove that folder to start again"
             )
+        else:  # the lower layers do not depend on --keep
+            store.remove_begun_table(*branch)
         write_json(folder / PLAN, plan)
     try:
         yield BuildFolder(folder, corpus, plan)

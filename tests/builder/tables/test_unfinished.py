@@ -61,6 +61,16 @@ def test_a_branch_is_built_by_one_process_at_a_time(tmp_path):
     assert list((store.folder / "building").iterdir()) == []
 
 
+def test_an_interrupted_build_goes_on_with_another_keep(tmp_path):
+    store = rooted(tmp_path)
+    cut(store, add_domain, "bio", 1)
+    half_written = store.table_folder("bio", 1).with_name("1.writing")
+    half_written.mkdir(parents=True)
+    (half_written / "values").write_bytes(b"x" * 1000)
+    assert rows(add_domain(store, "bio", 1, keep=0.5)) == rows(add_domain(store, "same", 1, keep=0.5))
+    assert (store.plan("bio", 1) or {})["options"]["keep"] == 0.5
+
+
 def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EBADF, "Bad file descriptor")))  # as NFS does
     with (
