@@ -63,7 +63,7 @@ def build_domain(
     working = store.work_folder(name, 1)
     with locked_folder(working, f"domain {name!r}"):
         parent = (options.parent, saved_parent_version(store, (name, 1), options.parent) or store.latest(options.parent))
-        plan = {"parent version": parent[1], **asdict(options), **asdict(budget)}
+        plan = {"parent version": parent[1], **options.planned(), **asdict(budget)}
         if store.versions(name):
             if (table := finished_table(store, (name, 1), corpus, plan)) is not None:
                 return table
@@ -111,7 +111,7 @@ def update_domain(
     Without adaptation, the lower stack and all existing rows stay, and only new n-grams are computed. With it, the lower
     stack learns on, and every row is new. The same call after its end changes nothing.
     """
-    plan = {**asdict(options), **asdict(budget)}
+    plan = {**options.planned(), **asdict(budget)}
     with locked_next_version(store, name) as version:
         before = store.table(name, version - 1)
         with locked_folder(store.work_folder(name, version - 1), f"domain {name!r}"):

@@ -51,7 +51,7 @@ def build_root(
     """
     model, place = absolute_model(model), Branches(folder)
     files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in _files_of(Path(model))]
-    plan = {"model": model, "files of the model": files, **asdict(options), **asdict(budget)}
+    plan = {"model": model, "files of the model": files, **options.planned(), **asdict(budget)}
     with locked_folder(place.work_folder("root", 1), f"the root of {folder}"):
         if (folder / "store.json").exists() and (store := Store(folder)).domains():
             if (table := finished_table(store, ("root", 1), corpus, plan)) is not None:

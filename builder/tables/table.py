@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
+
+    def planned(self) -> dict[str, Any]:
+        """Returns the options as plans have them: those of 0.1.0 know no counts."""
+        return {name: value for name, value in asdict(self).items() if name != "counts" or value}
         check_seed(self.seed)
 
 

@@ -7,6 +7,7 @@ import pytest
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.parts import Reading, count_part, read_parts
 from builder.tables.root import RootOptions, build_root
+from builder.tables.table import TableOptions
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from tests.builder.checkpoints import save_bert
@@ -78,3 +79,7 @@ def test_counts_that_are_no_whole_or_of_something_else_are_refused(tmp_path, tex
     counting = "build", "counts", "--corpus", texts[0], "--to", tmp_path / "other"
     for given, named in (((), "--model"), (("--store", store.folder, "--window", 2), "--window")):
         assert mentions(refused(capsys, *counting, *given), named)
+
+
+def test_a_plan_without_counts_is_as_in_the_release_before():
+    assert "counts" not in TableOptions().planned() and TableOptions(counts=["/a"]).planned()["counts"] == ["/a"]
