@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from loadtest.load import Report, send
 from loadtest.proxy import make_certificate
 from tests.support.fakes import RESET, SILENCE, SmallServer, answer
 from tests.support.message import mentioning
-from tests.support.wait import PATIENCE, Clock
+from tests.support.wait import Clock
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -109,28 +108,6 @@ def test_an_open_loop_counts_the_wait_for_a_slow_server_and_what_it_could_not_se
     with SmallServer(lambda number, body: after(0.35, SILENCE)) as server:
         report = loaded(server, clock, seconds=0.1, rate=100.0, patience=0.3)
     assert report.by_status == {} and report.errors == {"timeout": 2, "unsent": 8}  # the load ends after 0.4 s
-
-
-@pytest.mark.parametrize("connections", [1, 2])
-def test_a_lost_connection_is_opened_again_until_that_succeeds_and_others_go_on(connections: int) -> None:
-    answered = threading.Event()
-
-    class Waiting(Clock):
-        def sleep(self, seconds: float) -> None:
-            """Lets nobody connect again before another connection has been used."""
-            super().sleep(seconds)
-            assert connections == 1 or answered.wait(PATIENCE)
-
-    def respond(number: int, body: bytes) -> bytes:
-        if number == 20:
-            answered.set()
-        return answer() if number else RESET
-
-    sources = ["127.0.0.1"] * connections + ["192.0.2.1"] * 2 + ["127.0.0.1"] * 50  # two are no addresses of this machine
-    with SmallServer(respond) as server:
-        report = loaded(server, Waiting(), connections=connections, count=40, sources=sources)
-    assert (report.by_status, report.errors) == ({200: 39}, {"reset": 1})
-    assert connections > 1 or not report.lost_connections
 
 
 @dataclass(frozen=True)

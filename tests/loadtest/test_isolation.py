@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hplm.errors import HplmError
-from hplm.tenants.manager import Manager
 from loadtest import isolation
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
@@ -22,8 +21,6 @@ from loadtest.chaos.history import OK, UNANSWERED, WRONG, Asker, Heard, History,
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
-from loadtest.server import GUEST, ServedCopy
-from testing.toy import WITH_EXITS, WITH_STUDENTS
 from tests.support.fakes import SmallServer, answer
 from tests.support.lent import LentCopy
 from tests.support.message import mentions
@@ -91,19 +88,6 @@ def test_a_process_that_starts_again_is_compared_from_then_on() -> None:
     with subprocess.Popen(["true"]) as ended:
         eventually(lambda: taken({"this": os.getpid(), "ended": ended.pid}).keys() == {"this"})
     assert taken({"ended": ended.pid}) == {}
-
-
-def test_a_guest_answers_as_the_tenant_that_it_copies(toy, tmp_path):
-    """With its exits and students, without which its answers would differ."""
-    manager = Manager(toy.folder, tmp_path)
-    manager.registry.begin()
-    for name in ("acme", WITH_EXITS[0], WITH_STUDENTS.id):
-        served = SimpleNamespace(folder=toy.folder, manager=lambda: manager, open_tenants=lambda name=name: [name])
-        assert ServedCopy.add_guest(served) == name
-        guest, source = (manager.current().find(one) for one in (GUEST, name))
-        assert [record.checksum for record in guest.records()] == [record.checksum for record in source.records()]
-        assert (guest.exits and guest.exits.plans) == (source.exits and source.exits.plans)
-        ServedCopy.delete_guest(served)
 
 
 def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():

@@ -6,12 +6,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-import pytest
-
-from hplm.errors import InvalidInput
 from research.result_file import ResultFile
 from tests.support.killed import deaths_survived
-from tests.support.message import mentioning
 
 
 def run_of(task: str, seed: int) -> dict:
@@ -43,14 +39,3 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
         list(pool.map(_puts, [results] * 3, "abc"))
     found = {(run["task"], run["seed"]): result["accuracy"] for run, result in results}
     assert found == {(task, seed): seed / 10 for task in "abc" for seed in range(10)}
-
-
-def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
-    results = ResultFile(tmp_path / "numbers.jsonl")
-    results.put(run_of("a", 0), {"accuracy": 0.6})
-    good = results.path.read_text()
-    for line in ("{", "[]", good.replace("0.6", "0.7"), good.replace('"a"', '"b"'), '{"run": {}}'):
-        results.path.write_text(good + line + "\n")
-        for call in (lambda: results.get(run_of("a", 0)), lambda: results.put(run_of("a", 1), {"accuracy": 0.7})):
-            with pytest.raises(InvalidInput, match=mentioning(results.path, "line 2")):
-                call()

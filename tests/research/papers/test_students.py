@@ -7,19 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from builder.learning.masked import MaskedHead
-from builder.tasks.tasks import training_task
 from demo.data import stored
-from hplm.errors import InvalidInput
 from research.papers import __main__ as papers
 from research.papers import students
-from research.papers.student_ways import Case, Variants, elected
 from testing.random_store import TOY, random_store
 from tests.research.toys import toy_data
 from tests.support.learning import by_one_step
-from tests.support.message import mentions
 
 SMALL = {"train": 80, "dev": 30, "test": 40}
 VARIANTS = {
@@ -57,21 +52,6 @@ def test_every_way_is_scored_once_and_the_table_has_all(tmp_path, capsys) -> Non
     assert found["differences"].keys() == {f"{first} - {second}" for first, second in students.PAIRS}
 
 
-@pytest.mark.slow
-def test_a_task_whose_first_student_learns_nothing_is_named_and_left_out(tmp_path, capsys, monkeypatch) -> None:
-    def plain(case: Case) -> Variants:
-        if "toy-classify" in case.folder.name:
-            raise InvalidInput("the first student learns nothing")
-        return {"plain": {"dev": [0.5], "test": [0.5]}}
-
-    monkeypatch.setattr(students, "WAYS", {"teacher": lambda case: {"teacher": {"dev": [1.0], "test": [1.0]}}, "plain": plain})
-    given = [*on_toys(tmp_path), "--results", str(tmp_path / "some.jsonl"), "--ways", "plain", "--tasks"]
-    assert papers.main([*given, "toy-classify", "toy-tag"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["cases"] == 1 and mentions(said.err, "toy-classify", "learns nothing")
-    assert papers.main([*given, "toy-classify"]) != 0 and mentions(capsys.readouterr().err, "--layers")
-
-
 def test_seeds_of_a_task_count_once_and_differences_within_two_errors_are_named() -> None:
     scores = {"a": (0.5, 0.7), "b": (0.7, 0.7)}  # of the team
     cases = [
@@ -86,18 +66,3 @@ def test_seeds_of_a_task_count_once_and_differences_within_two_errors_are_named(
     assert found["members/team"] == 2
     assert (found[f"{own}/1/points"], found[f"{own}/1/error"]) == (pytest.approx(100 * 0.25 / 0.8), pytest.approx(6.25))
     assert found[f"{own}/within_two_errors"] == "2, 3"
-
-
-@pytest.mark.parametrize(
-    ("task", "logits", "wanted"),
-    [
-        ("classify", [[9.0, 0, 0], [0, 1, 0], [0, 1, 0]], [1]),
-        ("classify", [[9.0, 0, 0], [0, 1, 0]], [0]),  # the surer one decides
-        ("multilabel", [[9.0, -1], [1, -1], [-9, 2]], [0]),
-        ("regress", [[1.0], [2], [90]], 2),
-    ],
-)
-def test_most_members_decide(task: str, logits: list, wanted: object) -> None:
-    (found,) = elected(training_task(task), torch.tensor([logits]))
-    chosen = {"classify": [int(found.argmax())], "multilabel": (found > 0).nonzero()[:, 0].tolist(), "regress": float(found[0])}
-    assert chosen[task] == wanted
