@@ -84,7 +84,7 @@ def build_exits(
         told = [described(one) for one in kept]
         if texts.is_labelled:
             for plan, one in zip(told, kept, strict=True):
-                plan["lost"] = lost_by(task, choosing, answers, answered.left_at(one.plan))
+                plan["lost"] = lost_by(task, choosing, answers, one.left)
         own = {
             "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file),
             "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,

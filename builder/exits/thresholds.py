@@ -80,6 +80,7 @@ class Chosen:
     plan: Plan
     loss: Estimate  # expected, by the full stack's calibrated probabilities
     agrees: float  # the share of all texts with the full stack's answer
+    left: Array  # the exit of each text, by the plan that the other half of the texts chose
 
 
 def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
@@ -97,7 +98,7 @@ def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
             left[number, others] = judged.left_at(leaving)
     agree = answered.agrees[left, np.arange(texts)].mean(axis=1)
     return [
-        Chosen(answered.plan(leaving), Estimate.of(answered.losses_of(own)), round(float(same), 4))
+        Chosen(answered.plan(leaving), Estimate.of(answered.losses_of(own)), round(float(same), 4), own)
         for leaving, own, same in zip(within(answered, drops), left, agree, strict=True)
     ]
 

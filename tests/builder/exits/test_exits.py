@@ -78,7 +78,7 @@ def test_texts_with_labels_say_what_is_lost_by_them_and_the_command_prints_plans
     )
     report, _ = built(store, "pair", labelled, drops=(0.0, 30.0))
     *_, cheap = report["plans"]
-    assert cheap["lost"]["full"] == 100 and cheap["lost"]["points"] == pytest.approx(100 * (1 - cheap["agrees"]), abs=8)
+    assert cheap["lost"]["full"] == 100 and cheap["lost"]["points"] == pytest.approx(100 * (1 - cheap["agrees"]), abs=0.02)
     assert cheap["lost"]["off"] > 0 and cheap["expected_loss_off"] > 0
     command = ["tenant", "exits", "pair", "--store", store.folder, "--texts", labelled, "--dtype", "fp32", "--drop", "1", "20"]
     with by_one_step():
