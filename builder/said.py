@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
+SOON = 2.0  # seconds of silence
 _is_silent = ContextVar("is_silent", default=False)
 
 
@@ -20,6 +21,11 @@ def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: 
     """Returns tqdm's bar, which passes these things on. Without a title it is not shown."""
     given: Any = things  # of the types of tqdm, none is that of a bar with or without things
     return tqdm(given, title, disable=_is_silent.get() or not title, **options)
+
+
+def passing_bar(things: Iterable[T], title: str, **options: Any) -> tqdm[T]:
+    """Returns a bar that is shown if its work takes seconds, and goes with its end."""
+    return progress_bar(things, title, leave=False, delay=SOON, **options)
 
 
 @contextmanager

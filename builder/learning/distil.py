@@ -22,7 +22,7 @@ from builder.learning.loop import Group, Training, half_precision, train
 from builder.learning.progress import Exam
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Shrinking, Student, TextPack, in_packs, lesson_of, reading
-from builder.said import say
+from builder.said import passing_bar, say
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack
@@ -46,18 +46,19 @@ def distil(
 ) -> dict[str, Any]:  # fmt: skip
     """Changes `lower` and, with `train_upper`, `upper` in place, and returns the report. A result that explains held-out texts
     worse than the start is dropped. After an interruption the same call continues from `saved`."""
-    started = time.monotonic()
     held_out, training = split_documents(documents, seed)
     teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
     student = Student(lower, upper).to(device).requires_grad_(False)
     lesson, chance = partial(lesson_of, Shrinking(checkpoint.config, device), teacher), np.random.default_rng(seed)
     batches = partial(reading, checkpoint.config, training, seed, device)
     with half_precision(device):
-        held = [lesson(texts, chance) for texts in in_packs(held_out)]
-        first = [lesson(*given) for given in islice(batches(), FIT_LESSONS)] if train_upper else []
+        held = [lesson(texts, chance) for texts in passing_bar(in_packs(held_out), "asking the original", unit="batch")]
     scale = _variance([one.at_split for one in held]), _variance([one.at_end for one in held])
-    start = _examined(student, held, scale)
-    if first:
+    start, started = _examined(student, held, scale), time.monotonic()  # the time to learn begins after the exam
+    if train_upper:
+        with half_precision(device):
+            given = passing_bar(islice(batches(), FIT_LESSONS), "asking the original", total=FIT_LESSONS, unit="batch")
+            first = [lesson(*one) for one in given]
         fit(student, teacher, first)
     apart = upper.segments.weight[1:] - upper.segments.weight[0]
 
@@ -91,6 +92,7 @@ def distil(
         "held_out_tokens": sum(one.tokens for one in held),
         "seed": seed,
         "at_start": {**start.facts, "at_end": start.score},  # before the closed-form start; the first exam comes after it
+        "explained": round(now.exams[now.kept]["score"], 4),
         "tokens": now.units,
         **now.reported(),
     }
@@ -148,7 +150,9 @@ def _examined(student: Student, exam: Sequence[Lesson], scale: tuple[float, floa
 
     The score is that at the end; below 0 is bad.
     """
-    errors = torch.tensor([[*errors_of(student(lesson), lesson, scale), 1.0] for lesson in exam])
+    with half_precision(exam[0].at_end.device):
+        bar = passing_bar(exam, "scoring held-out texts", unit="batch")
+        errors = torch.tensor([[*errors_of(student(lesson), lesson, scale), 1.0] for lesson in bar])
     weights = torch.tensor([lesson.tokens for lesson in exam], dtype=torch.float32)
     *found, total = (errors * weights[:, None]).sum(0).tolist()
     at_split, at_end = (round(1 - error / total, 4) for error in found)

@@ -71,7 +71,7 @@ def train(training: Training[B], limits: Limits, file: Path | None = None, spent
 
     `spent`: seconds of the limits that a start took before.
     """
-    started, saved = time.monotonic(), Savepoint(file)
+    saved = Savepoint(file)
     weights = {name: parameter for group in training.groups for name, parameter in group.parameters.items()}
     for parameter in weights.values():
         parameter.requires_grad_(True)
@@ -87,7 +87,7 @@ def train(training: Training[B], limits: Limits, file: Path | None = None, spent
     before = now.seconds
     if training.start_counts and not now.exams:
         now.examined(training.exam(), weights, limits.doubt)
-    batches = training.batches(now.steps)
+    started, batches = time.monotonic(), training.batches(now.steps)  # the exam at the start is no learning
     with progress_bar(title=training.title, total=100, unit="%", bar_format="{l_bar}{bar}| {postfix}") as bar:
         while limits.used(now) < 1:
             rate = limits.rate(now)

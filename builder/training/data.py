@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from builder.packed_batches import packed_batches
-from builder.said import progress_bar
+from builder.said import passing_bar
 from builder.store.seen import SeenTexts
 from builder.store.store import NO_TEXTS, TenantVersion
 from builder.store.version import Weights
@@ -52,9 +52,9 @@ class Data:
         lengths = self.train.lengths[numbers]
         return [[numbers[part] for part in packed_batches(lengths, most_texts, rng)] for _ in range(epochs)]
 
-    def packs(self, texts: Texts, title: str = "") -> Iterator[tuple[np.ndarray, Pack]]:
+    def packs(self, texts: Texts, title: str = "scoring") -> Iterator[tuple[np.ndarray, Pack]]:
         """Yields all texts in batches: their numbers, and the texts."""
-        for chosen in progress_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
+        for chosen in passing_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
             yield chosen, self.reader.pack(texts, chosen, self.device)
 
     @torch.no_grad()

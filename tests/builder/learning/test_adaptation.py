@@ -110,9 +110,13 @@ def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, docu
         assert torch.allclose(Student(lower, upper).to(DEVICE).sums(lesson).cpu(), expected, atol=1e-5)
 
 
-def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted):
-    """Of the steps after it, second segments take the first one's."""
+def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted, monkeypatch):
+    """Of the steps after it, second segments take the first one's. What takes long before the first step has a bar."""
+    bars = set()
+    monkeypatch.setattr(distillation, "passing_bar", lambda things, title, **_: bars.add(title) or things)
     _, upper, report = run(checkpoint, documents, steps=0)
+    assert bars == {"asking the original", "scoring held-out texts"}
+    assert report["explained"] == round(report["exams"][0]["score"], 4)
     assert report["steps"] == 0 and report["exams"] == adapted[2]["exams"][:1]
     assert report["exams"][0]["score"] > report["at_start"]["at_end"]
     fitted, moved = (stack.segments.weight.detach() for stack in (upper, adapted[1]))

@@ -1,6 +1,7 @@
 """The loop: it ends by its limits, keeps the right weights, and stops at a loss that is no number."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,3 +102,14 @@ def test_a_rate_falls_to_zero_at_the_end_of_a_budget_and_of_each_round():
     assert both.used(Progress(5, seconds=3.0)) == 0.5 and both.used(Progress(5, seconds=45.0)) == 0.75
     epochs = Epochs([range(50)] * 2, 3)
     assert epochs.rate(Progress(0)) < epochs.rate(Progress(10)) > epochs.rate(Progress(50)) > epochs.rate(Progress(99)) > 0
+
+
+def test_the_exam_at_the_start_takes_nothing_of_the_minutes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("builder.learning.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def score(steps):
+        now[0] += 100
+        return steps
+
+    assert learned(Budget(minutes=1, steps=3), score)[0] == 3
