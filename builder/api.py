@@ -1,0 +1,12 @@
+"""Builds a store from Python: the functions of the commands, with their options. Each prints what its command prints.
+
+They return what `--json` prints; `import_` also the exit status, which is 1 if a folder was refused. Paths are `Path`s, and a
+wrong input raises `HplmError`.
+"""
+
+from builder.cli.build import Table, Training, domain, root, tenant
+from builder.cli.evaluate import evaluate
+from builder.cli.import_ import Matching, OneFolder, import_
+from builder.tasks.columns import Columns
+
+__all__ = ["Columns", "Matching", "OneFolder", "Table", "Training", "domain", "evaluate", "import_", "root", "tenant"]
