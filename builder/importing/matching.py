@@ -29,9 +29,10 @@ from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import read_json, write_json
+from builder.store.resumable import read_json, replaced, write_json
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
+from builder.store.version import Weights
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Pack, Reader
@@ -78,6 +79,41 @@ class Unlike(InvalidInput):
     def __init__(self, message: str, report: dict[str, Any]) -> None:
         super().__init__(message)
         self.report = report
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The newest refused import of a tenant: its report and its weights, so that the same command need not learn again."""
+
+    folder: Path
+    tenant_id: str
+
+    @property
+    def _report(self) -> Path:
+        return self.folder / f"{self.tenant_id}.json"
+
+    @property
+    def _weights(self) -> Path:
+        return self.folder / f"{self.tenant_id}.pt"
+
+    def report(self, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the report if the same was asked."""
+        found = read_json(self._report) if self._report.exists() and self._weights.exists() else {}
+        return found if found.get("asked") == asked else None
+
+    def weights(self) -> Weights:
+        """Returns the adapter and the head."""
+        return torch.load(self._weights, weights_only=True)
+
+    def keep(self, report: dict[str, Any], model: TenantModel) -> None:
+        self.folder.mkdir(exist_ok=True)
+        with replaced(self._weights) as temporary:
+            torch.save(model.stored(), temporary)
+        write_json(self._report, report)
+
+    def remove(self) -> None:
+        self._report.unlink(missing_ok=True)  # first: without it the weights count for nothing
+        self._weights.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -133,9 +169,9 @@ def import_checkpoint(
             _check_agreement(stored, folder, matching, f"it is stored: give a lower --least, or remove it by {removed_by}")
         if before is not None and stored is not None and options.test is None:
             return before, stored
-        refused = store.folder / "refused" / f"{tenant_id}.json"
-        if refused.exists() and (report := read_json(refused)).get("asked") == step.asked:
-            _check_agreement(report, folder, matching)
+        refused = Refused(store.folder / "refused", tenant_id)
+        if (kept := refused.report(step.asked)) is not None:
+            _check_agreement(kept, folder, matching)
         found = family.read(folder, options.labels, options.task)
         before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
         if before is not None:
@@ -148,30 +184,36 @@ def import_checkpoint(
 
         if before is not None and stored is not None:  # only its scores are new
             return before, stored | scores(TunedModel.of_tenant(store, before, device))
-        parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
-        data = Data(reader, task.unlabelled(), labels, *parts, device)
-        saving = step.folder()
-        change, kept = family.change(found, layout)
-        tenant = TunedModel.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
-        report = {
-            "task": found.head.task,
-            "imported": origin_of(store, folder, "transformers", store.model),
-            "asked": step.asked,
-            "note": NOTE,
-            "distance": round(found.distance, 4),
-            "change_held": round(kept, 4),
-            **_matched(tenant, teacher, data, matching, saving / SAVED),
-            **scores(tenant),
-            "bytes": {"checkpoint": size(folder), "tenant": layout.weight_bytes + found.head_layout.weight_bytes},
-        }
-        report["took"] = round(time.perf_counter() - started, 1)
-        try:
-            _check_agreement(report, folder, matching)
-        except Unlike:
-            refused.parent.mkdir(exist_ok=True)
-            write_json(refused, report)  # the same command need not learn it again
-            step.clear()
-            raise
+        if kept is not None:
+            adapter, head = refused.weights()
+            tenant = TunedModel.of(PlotBody.of(store), (layout, adapter), (found.head_layout, head), device)
+            report = kept | scores(tenant)
+        else:
+            refused.remove()  # of another checkpoint, or of other options
+            parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
+            data = Data(reader, task.unlabelled(), labels, *parts, device)
+            saving = step.folder()
+            change, held = family.change(found, layout)
+            tenant = TunedModel.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
+            report = {
+                "task": found.head.task,
+                "imported": origin_of(store, folder, "transformers", store.model),
+                "asked": step.asked,
+                "note": NOTE,
+                "distance": round(found.distance, 4),
+                "change_held": round(held, 4),
+                "root_explained": store.explained(),
+                **_matched(tenant, teacher, data, matching, saving / SAVED),
+                **scores(tenant),
+                "bytes": {"checkpoint": size(folder), "tenant": layout.weight_bytes + found.head_layout.weight_bytes},
+            }
+            report["took"] = round(time.perf_counter() - started, 1)
+            try:
+                _check_agreement(report, folder, matching)
+            except Unlike:
+                refused.keep(report, tenant.own)
+                step.clear()
+                raise
         version = before.version + 1 if before else 1
         file = TenantVersion(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
         file = file.with_adapter(layout)
@@ -183,12 +225,12 @@ def import_checkpoint(
 
         store.chain(*domain)  # fails if the domain was deleted meanwhile
         step.finish(report, lambda report: store.save_tenant(file, *tenant.own.stored(), report, draw))
-        refused.unlink(missing_ok=True)
+        refused.remove()
         return file, report
 
 
 def _check_agreement(
-    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "a lower --least stores it all the same"
+    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "a lower --least stores it at once"
 ) -> None:
     after = report["after"]
     if after["agreement"] < matching.least:

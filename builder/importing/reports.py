@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from builder.learning.limits import LITTLE_EXPLAINED
 from builder.said import duration
 
 NEAR = 0.95  # of the answers: below, it is said what may help
@@ -20,11 +21,12 @@ def facts_of(report: Report) -> dict[str, str]:
     scores = [f"{side} {scores['metric']} {scores[scores['metric']]:.3f}" for side, scores in tested]
     return {
         "task": report["task"],
-        "answers that are the checkpoint's": f"{after['agreement']:.1%} of {after['answers']:,}",
+        "answers that are the checkpoint's": _tested(after),
         **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
-        "scores": ", ".join(scores) or "-",
+        "scores on --test": ", ".join(scores) or "-",
+        "answers to --test that are the checkpoint's": _tested(report.get("tested")),
         "learned for": duration(report["seconds"]),
         "what may help": advice(report) if after["agreement"] < NEAR else "-",
     }
@@ -38,6 +40,8 @@ def advice(report: Report) -> str:
         found.append(f"a higher --rank ({asked['rank']} holds {held:.0%} of the change)")
     if len(exams) > 1 and exams[-1]["score"] > exams[-2]["score"]:
         found.append("more --epochs (the last one still helped)")
+    if (explained := report.get("root_explained")) is not None and explained < LITTLE_EXPLAINED:
+        found.append(f"a root that has learned longer (this one explains only {explained:.3f} of the variance)")
     return f"give {', '.join(found)}, or a root with fewer layers in tables; or leave this model dedicated"
 
 
@@ -70,6 +74,10 @@ def _agreed(found: Report, size: Mapping[str, int]) -> dict[str, str]:
         "KL divergence": _word(found.get("divergence")),
         "MB, of the checkpoint": f"{size['tenant'] / 1e6:,.2f}, {size['checkpoint'] / 1e6:,.1f}",
     }
+
+
+def _tested(found: Report | None) -> str:
+    return f"{found['agreement']:.1%} +- {found['off']:.1%} of {found['answers']:,}" if found else "-"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

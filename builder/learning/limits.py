@@ -14,6 +14,7 @@ from hplm.errors import InvalidInput
 WARM_UP = 0.1
 FIRST_ROUND, LONGER = 128, 1.5  # steps of the first round on the way to a goal, and by how much the next one is longer
 B = TypeVar("B")
+LITTLE_EXPLAINED = 0.9  # of the variance of the original model's output: tenants of such a root lose points by it
 ROUND_PARTS = 8  # of a round; an exam takes as long as one or two steps
 
 

@@ -68,6 +68,15 @@ class Branches:
         path = self.counts_folder(domain, version) / CORPUS
         return read_json(path) if path.exists() else {}
 
+    def explained(self) -> float | None:
+        """Returns the share of the variance of the original's output that the root explains; None if it is not known here."""
+        path = self.learning("root", 1)
+        return read_json(path).get("explained") if path.exists() else None
+
+    def learning(self, domain: str, version: int) -> Path:
+        """Returns the report of how a branch's lower layers have learned."""
+        return self.folder / "lower" / f"{domain}-{version}.json"
+
     @property
     def space(self) -> KeySpace:
         return KeySpace(self.config.vocabulary, self.config.window)

@@ -194,7 +194,7 @@ def _adapt(
         documents = build.documents(store, options.seed)
         given = documents, budget, options.seed, device, build.folder / "learning.pt"
         report = LEARN[options.learn](store, start, branch, lower, *given)
-        save_report(store.folder, *branch, {"learn": options.learn, **report})
+        save_report(store, *branch, {"learn": options.learn, **report})
     store.save_lower(*branch, lower)
 
 

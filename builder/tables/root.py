@@ -114,7 +114,7 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
                 config, lower, upper, *given, documents, masked, seed, device, saved=saved
             )
             store.save_masked_head("root", 1, head.state_dict())
-        save_report(folder, "root", 1, report)
+        save_report(store, "root", 1, report)
         replace_weights(folder / UPPER, upper.state_dict())
     elif config.lower_layers and not budget.empty:
         why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
@@ -122,8 +122,8 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
     store.save_lower("root", 1, lower)
 
 
-def save_report(store_folder: Path, domain: str, version: int, report: dict[str, Any]) -> None:
-    path = store_folder / "lower" / f"{domain}-{version}.json"
+def save_report(store: Store, domain: str, version: int, report: dict[str, Any]) -> None:
+    path = store.learning(domain, version)
     path.parent.mkdir(exist_ok=True)
     write_json(path, report)
     if report["curve"]:

@@ -37,7 +37,7 @@ from hplm.lookup.lookup import LONGEST_TEXT
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, changed, put, put_tensors, texts, tuned
 from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
-from tests.builder.training.small_tenants import write
+from tests.builder.training.small_tenants import unexpected, write
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.here import Here
@@ -92,7 +92,10 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     same, tested = imported(store, folder, file, test, **matching)
     assert same == tenant and tested["test"]["checkpoint"]["rows"] == tested["test"]["tenant"]["rows"] == 20
     told = "tenant accuracy " + ", checkpoint accuracy ".join(f"{one['accuracy']:.3f}" for one in tested["test"].values())
-    assert facts_of(tested)["scores"] == told
+    same = tested["tested"]
+    shown = f"{same['agreement']:.1%} +- {same['off']:.1%} of 20"
+    assert facts_of(tested)["scores on --test"] == told
+    assert facts_of(tested)["answers to --test that are the checkpoint's"] == shown
     assert tested["tested"]["answers"] == 20 and store.report(tenant) == report
     other = ["blue", "red", "green"]
     put(folder / "config.json", id2label=dict(enumerate(other)), label2id={label: row for row, label in enumerate(other)})
@@ -168,15 +171,23 @@ def test_an_import_keeps_its_domain_while_it_learns_and_ends_no_training(store, 
 
 
 @pytest.mark.usefixtures("one_step")
-def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path):
+def test_a_tenant_that_answers_otherwise_is_stored_only_if_asked(store, tmp_path, monkeypatch):
+    """A refused import keeps what it has learned beside its report, until it is stored or the checkpoint changes."""
     folder, file = tuned(tmp_path / "tuned", change=0.06), texts(tmp_path)
     for _ in range(2):  # the second time from what the first has left
         with pytest.raises(Unlike, match=mentioning("--least 1", "--texts", "--rank")) as caught:
             imported(store, folder, file, rank=1, least=1)
     assert store.tenant("acme") is None and caught.value.report["after"]["agreement"] < 1
     assert not store.tenant_work_folder("acme").exists() and store.users()["root", 1] == []
-    tenant, report = imported(store, folder, file, rank=1, least=0)
+    refused = store.folder / "refused"
+    names, learned = {path.name for path in refused.iterdir()}, torch.load(refused / "acme.pt")
+    with monkeypatch.context() as patch:
+        patch.setattr("builder.importing.matching.train", unexpected)
+        patch.setattr("builder.importing.texts.UnlabelledTexts.divided", unexpected)
+        tenant, report = imported(store, folder, file, rank=1, least=0)
     assert store.tenant("acme") == tenant and report["after"] == caught.value.report["after"]
+    assert names == {"acme.json", "acme.pt"} and not any(refused.iterdir())
+    assert all(torch.equal(own, learned[1][name]) for name, own in store.tenant_weights(tenant)[1].items())
     with pytest.raises(Unlike, match=mentioning("--least 1", "hplm tenant delete")) as caught:
         imported(store, folder, file, rank=1, least=1)
     refused = Imported("acme", folder, None, caught.value.report, str(caught.value))
@@ -448,6 +459,8 @@ def test_what_may_help_depends_on_how_a_tenant_has_learned():
     assert not mentions(advice(report), "--rank")
     report |= {"change_held": 0.5, "exams": exams[:2]}
     assert mentions(advice(report), "--rank", 4, "50%", "--epochs")
+    assert mentions(advice(report | {"root_explained": 0.838}), "root", "only 0.838 of the variance")
+    assert "variance" not in advice(report | {"root_explained": 0.95}) + advice(report | {"root_explained": None})
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
