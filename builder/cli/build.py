@@ -101,7 +101,19 @@ def root(
     )
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
-    return table_built(made, built, f"root of backbone {made.config.name}")
+    return table_built(made, built, f"root of backbone {made.config.name}") | _explained(made.explained())
+
+
+def _explained(share: float | None) -> dict[str, float]:
+    """Says how well a root learned."""
+    from builder.learning.limits import LITTLE_EXPLAINED
+
+    if share is None:
+        return {}
+    is_little = share < LITTLE_EXPLAINED
+    more = f", which is little: with more --minutes, until it explains {LITTLE_EXPLAINED:g}, its tenants lose less" * is_little
+    print(f"it explains {share:.3f} of the variance of the original model's output{more}")
+    return {"explained": share}
 
 
 def domain(
@@ -197,14 +209,20 @@ class Training:
     teacher: str | None = None
     """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
     `dedicated`, which first fine-tunes the original model in full on the same data"""
+    best: bool = False
+    """the options of the best answers: --adapter lora --upper-rate 1e-4 --learning-rate 1e-3, where no others are given"""
 
     def given(self) -> dict[str, Any]:
         """Returns what is given of `TrainingOptions`."""
-        named = {name: value for name, value in vars(self).items() if value is not None}
-        return {"body_rate": named.pop("upper_rate"), **{name: value for name, value in named.items() if name != "teacher"}}
+        preset = {name: value for name, value in BEST.items() if self.best and getattr(self, name) == getattr(USUAL, name)}
+        named = {**vars(self), **preset}
+        left_out = "upper_rate", "teacher", "best"
+        own = {name: value for name, value in named.items() if value is not None and name not in left_out}
+        return {"body_rate": named["upper_rate"], **own}
 
 
 USUAL = Training()
+BEST = {"adapter": "lora", "upper_rate": 1e-4, "learning_rate": 1e-3}
 TASK = "what it learns, such as classify or tag: docs/training.md (default: that of the tenant's version before)"
 
 

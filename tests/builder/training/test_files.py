@@ -14,6 +14,7 @@ from builder.students.build import build_students
 from builder.tasks.columns import Columns
 from builder.tasks.examples import has_labels, hash_of, read_corpus, read_unlabelled
 from builder.tasks.tasks import training_task
+from hplm.cli.main import parsed
 from hplm.errors import InvalidInput
 from tests.builder.training.small_tenants import made, pretend, write
 from tests.support.device import DEVICE
@@ -134,3 +135,11 @@ def test_a_tenant_remembers_the_columns_of_its_training(store, tmp_path):
     assert pretend(store, "classify", renamed).version == 2
     build_students(store, "acme", StudentOptions(1, 1, rank=2, epochs=1, learning_rate=0.1), DEVICE)
     assert store.known_tenant("acme").version == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--learning-rate", "5e-4"], ["--adapter", "bottleneck"]])
+def test_best_stands_for_the_options_of_the_best_answers(more):
+    words = ["build", "tenant", "--id", "acme", "--store", "store", "--rank", "8"]
+    preset = ["--adapter", "lora", "--upper-rate", "1e-4", "--learning-rate", "1e-3"]
+    best, named = (parsed([*words, *given, *more])[1].arguments["training"].given() for given in (["--best"], preset))
+    assert best == named and best["body_rate"] == 1e-4
