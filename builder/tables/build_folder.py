@@ -100,7 +100,7 @@ class BuildFolder:
     @property
     def parts(self) -> list[Path]:
         """The folders of counts that were made before."""
-        return [Path(folder) for folder in self.plan["options"]["counts"]]
+        return [Path(folder) for folder in self.plan["options"].get("counts", ())]
 
     def count(self, store: Store, folder: Path) -> Counts:
         """Counts the n-grams of the corpus into `folder`, or adds the counts that were made before."""
@@ -162,7 +162,7 @@ def finished_table(store: Store, branch: tuple[str, int], corpus: Sequence[Path]
 
 def _plan_of(corpus: Sequence[Path], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan of a build: its options, and its corpus as it is now."""
-    corpus = [*corpus, *(Path(folder) / OF for folder in options["counts"])]
+    corpus = [*corpus, *(Path(folder) / OF for folder in options.get("counts", ()))]
     for path in corpus:
         check_stays(path)
     inputs = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in corpus]

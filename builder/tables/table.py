@@ -39,11 +39,11 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
+        check_seed(self.seed)
 
     def planned(self) -> dict[str, Any]:
         """Returns the options as plans have them: those of 0.1.0 know no counts."""
         return {name: value for name, value in asdict(self).items() if name != "counts" or value}
-        check_seed(self.seed)
 
 
 def build_table(
