@@ -46,9 +46,8 @@ def evaluate_tenant(
     `members`: how many of its students answer, if it has some; 0: the full stack; None: all.
     """
     tenant = store.known_tenant(tenant_id)
-    examples = test
-    if isinstance(test, Path):
-        examples = training_task(tenant.task).read(test, columns.after(store.report(tenant)))
+    named = columns.after(store.report(tenant))
+    examples = training_task(tenant.task).read(test, named) if isinstance(test, Path) else test
     check_labels(examples, tenant.labels, f"the training data of tenant {tenant_id!r}")
     return evaluate_weights(store, tenant, store.knowledge(tenant), examples, device, eight_bits, members)
 

@@ -186,6 +186,7 @@ def import_checkpoint(
             return before, stored | scores(TunedModel.of_tenant(store, before, device))
         if kept is not None:
             adapter, head = refused.weights()
+            assert adapter is not None  # its rank is not 0
             tenant = TunedModel.of(PlotBody.of(store), (layout, adapter), (found.head_layout, head), device)
             report = kept | scores(tenant)
         else:
