@@ -24,6 +24,7 @@ from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Group, Training, train
 from builder.learning.progress import Exam
+from builder.said import say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.columns import AS_TRAINED
@@ -100,6 +101,7 @@ def score_schemes(
     for name in names:
         trained = train_scheme(store, data, name, options)
         scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
+        say(f"{name}: {scores[name].metric} {scores[name].main:.4f}")  # the others may take hours
     return scores
 
 

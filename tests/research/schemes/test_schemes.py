@@ -214,7 +214,7 @@ def test_each_scheme_tunes_only_its_own_part(bert, data, name):
         assert 0.3 < trained.report["change_held"] < 1
 
 
-def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
+def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path, capsys):
     store, rng = Store(shutil.copytree(bert[1].folder, tmp_path / "store")), random.Random(3)
     train, other, test = (
         write(tmp_path / f"{part}.jsonl", [classified(rng) for _ in range(40)]) for part in ("train", "other", "test")
@@ -227,7 +227,7 @@ def test_schemes_learn_from_the_tenants_own_data_and_no_other(bert, tmp_path):
             return score_schemes(store, evaluation, ["shared"], DEVICE, *files)["shared"].rows
 
     moved = train.rename(tmp_path / "moved.jsonl")
-    assert compared(moved) == 40
+    assert compared(moved) == 40 and "shared: accuracy 0." in capsys.readouterr().err
     for files, named in (((), (train, "--train")), ((other,), (other, "--train")), ((moved, other), (other, "--dev"))):
         with pytest.raises(InvalidInput, match=mentioning(*named, "'own'")):
             compared(*files)
