@@ -158,6 +158,8 @@ def _outcome(done: Future[T]) -> T | str:
         return done.result()
     if not isinstance(error, Exception) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         raise error
+    if isinstance(error, HplmError):
+        return str(error)
     if isinstance(error, OSError) and error.filename is not None:  # a file that nobody may read
         return f"{error.filename}: {error.strerror}"
     say("".join(traceback.format_exception(error)))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import WHOLE, Part, PartOption, open_store
+from builder.cli.options import WHOLE, AtOnce, Part, PartOption, RayAddress, open_store
 from hplm.cli.options import (
-    AtLeastOne,
     Device,
     Seed,
     StoreFolder,
@@ -71,7 +70,8 @@ def import_(
     *, folders: Annotated[tuple[Path, ...], about(FROM, name="--from")], store: StoreFolder, domain: str = "root",
     repository: Path | None = None, device: Device = "auto", one: OneFolder = ONE_FOLDER,
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
-    at_once: Annotated[AtLeastOne, CHECKPOINTS] = 1, part: Annotated[PartOption, CHECKPOINTS] = WHOLE,
+    at_once: Annotated[AtOnce, CHECKPOINTS] = None, ray: Annotated[RayAddress, CHECKPOINTS] = None,
+    part: Annotated[PartOption, CHECKPOINTS] = WHOLE,
     root: Annotated[str | None, CHECKPOINTS] = None,
     lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
@@ -82,7 +82,6 @@ def import_(
     :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
         a checkpoint's folder is used instead (default: the corpus of --domain, if its files are still there)
     :param plan: only read and check the folders; print which fit, and their sizes
-    :param at_once: so many folders at a time, each in a process; of several each has one thread
     :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
     :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
     """
@@ -128,10 +127,12 @@ def import_(
             build_root(model=to_build, corpus=(texts,), store=store, lower=lower, table=made_by)
     opened = Unbuilt(store, to_build, lower) if plan and to_build is not None else _opened(store, root, lower)
     importer = Importer(opened, options, matched, texts, device_of(device))
+    if is_one:
+        refuse_given("works for several folders, and one is given: leave it out", ray=ray)
     found = part.among(found)
     if plan:
         return _plan(importer, found, one.id is not None)
-    result = _one(importer, *found[0], one.id is not None) if is_one else _many(opened, importer, found, at_once, part)
+    result = _one(importer, *found[0], one.id is not None) if is_one else _many(importer, found, at_once, ray, part)
     if repository is not None:
         export(store=store, repository=repository, device=device)
     elif is_one or result[0]["imported"]:  # one that cannot be imported raises
@@ -206,17 +207,18 @@ def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[st
     }, int(bool(refused))
 
 
-def _many(store: Store, importer: Importer, folders: Folders, at_once: int, part: Part) -> tuple[dict[str, Any], int]:
+def _many(importer: Importer, folders: Folders, at_once: int | None, ray: str | None, part: Part) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is 1 if one of them was refused."""
     from builder.importing.folders import PAGE, called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import progress_bar, say
-    from builder.worker_processes import worker_processes
+    from builder.workers import workers
 
-    found = []
+    store, found = importer.store, []
+    others = [path for path in (importer.given, Path(store.model)) if path is not None]
     try:
         with (
-            worker_processes(at_once, 1 if at_once > 1 else None) as pool,
+            workers(at_once, ray, store, [importer.options.domain], others, importer.device.type) as pool,
             progress_bar(importer.all(folders, pool), "importing", total=len(folders), unit="folder") as bar,
         ):
             for one in bar:

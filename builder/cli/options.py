@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from builder.tasks.columns import Columns
-from hplm.cli.options import read
+from hplm.cli.options import AtLeastOne, about, read
 
 if TYPE_CHECKING:
     from builder.store.store import Store
@@ -47,6 +47,11 @@ class Part:
 
 WHOLE = Part()
 PART = "I/N: only every N-th of them, beginning with number I, from 0: the share of one of N machines (docs/building.md)"
+RAY = "auto, or HOST:PORT: work on the machines of this Ray cluster, which need no shared disk (docs/building.md)"
+RayAddress = Annotated[str | None, about(RAY)]
+AtOnce = Annotated[
+    AtLeastOne | None, about("so many at a time, each in a process with one thread (default: 1, with all threads)")
+]
 PartOption = Annotated[Part, read(Part.read, help=PART)]
 ColumnNames = Annotated[Columns, Parameter(name="*", group="Columns")]
 

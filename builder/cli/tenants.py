@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError
 
 from builder.cli.build import check_tenant, tenant
-from builder.cli.options import WHOLE, PartOption, open_store
-from hplm.cli.options import AtLeastOne, Device, StoreFolder, about
+from builder.cli.options import WHOLE, AtOnce, PartOption, RayAddress, open_store
+from hplm.cli.options import Device, StoreFolder, about
 from hplm.errors import HplmError, InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
 
+Lines = Sequence[tuple[str, dict[str, Any]]]  # tenants with their options
 PAGE = "tenants.html"
 FILE = "file with one JSON object a line, a tenant each: docs/training.md"
 # Options that a line does not have, and why.
@@ -28,25 +29,24 @@ NOT_HERE = {**OF_ALL, "fresh": "the command may be given again, and would train 
 
 
 def tenants(
-    file: Annotated[Path, about(FILE)], /, *, store: StoreFolder, at_once: AtLeastOne = 1, part: PartOption = WHOLE,
-    device: Device = "auto",
+    file: Annotated[Path, about(FILE)], /, *, store: StoreFolder, at_once: AtOnce = None, ray: RayAddress = None,
+    part: PartOption = WHOLE, device: Device = "auto",
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Train many tenants, each as `hplm build tenant` does.
 
     A wrong line is refused before anything is trained. A tenant that cannot be built is named, and the others go on. The same
     command after an interruption goes on, and then changes nothing.
-
-    :param at_once: so many tenants at a time, each in a process; of several each has one thread
     """
     from builder.page import tenants_page
     from builder.said import progress_bar, say
-    from builder.worker_processes import outcomes, worker_processes
+    from builder.worker_processes import outcomes
+    from builder.workers import workers
 
     opened = open_store(store)
     lines, page = part.among(read_tenants(file, opened, device)), opened.folder / part.page(PAGE)
     answers, refused = dict[str, dict[str, Any]](), dict[str, str]()
     with (
-        worker_processes(at_once, 1 if at_once > 1 else None) as pool,
+        workers(at_once, ray, opened, _domains(opened, lines), _models(opened, lines), device) as pool,
         progress_bar(outcomes(pool, built, opened.interrupted_last(lines)), "building", total=len(lines), unit="tenant") as bar,
     ):
         for (name, _), found in bar:
@@ -136,8 +136,18 @@ def _beside(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     paths = {name: folder / path for name in ("train", "dev") if (path := options[name]) is not None}
     training = options["training"]
     if training.teacher not in (None, DEDICATED):
-        paths["training"] = replace(training, teacher=str(folder / training.teacher))
+        paths["training"] = replace(training, teacher=folder / training.teacher)
     return {**options, **paths}
+
+
+def _domains(store: Store, lines: Lines) -> set[str]:
+    known = ((options["domain"], store.tenant(name)) for name, options in lines)
+    return {domain or (tenant.domain if tenant is not None else "root") for domain, tenant in known}
+
+
+def _models(store: Store, lines: Lines) -> list[Path]:
+    """Returns the original model if one of the tenants has a teacher, which comes from it."""
+    return [Path(store.model)] if any(options["training"].teacher for _, options in lines) else []
 
 
 def _score(answer: Mapping[str, Any]) -> str:

@@ -88,6 +88,15 @@ class Refused:
     folder: Path
     tenant_id: str
 
+    @classmethod
+    def of(cls, store: Store, tenant_id: str) -> Refused:
+        return cls(store.folder / "refused", tenant_id)
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files, in the order in which they are written."""
+        return [self._weights, self._report]
+
     @property
     def _report(self) -> Path:
         return self.folder / f"{self.tenant_id}.json"
@@ -169,7 +178,7 @@ def import_checkpoint(
             _check_agreement(stored, folder, matching, f"it is stored: give a lower --least, or remove it by {removed_by}")
         if before is not None and stored is not None and options.test is None:
             return before, stored
-        refused = Refused(store.folder / "refused", tenant_id)
+        refused = Refused.of(store, tenant_id)
         if (kept := refused.report(step.asked)) is not None:
             _check_agreement(kept, folder, matching)
         found = family.read(folder, options.labels, options.task)

@@ -53,6 +53,14 @@ FIELDS = {
         r"protocolVersions\[\]": '"(v1|v2|grpc-v1|grpc-v2)"',
         r"(containers|volumes)\[\]\..+": ANYTHING,
     }),
+    "RayJob": ("ray.io/v1", {  # of KubeRay 1.5. Its pods are checked as such
+        r"entrypoint|rayClusterSpec\.(rayVersion|authOptions\.mode|workerGroupSpecs\[\]\.groupName)": TEXT,
+        r"backoffLimit|ttlSecondsAfterFinished|rayClusterSpec\.workerGroupSpecs\[\]\.(r|minR|maxR)eplicas": NUMBER,
+        "shutdownAfterJobFinishes": "true",
+        r"rayClusterSpec\.headGroupSpec\.rayStartParams\.num-cpus": '"0"',
+        r"rayClusterSpec\.workerGroupSpecs\[\]\.rayStartParams": "{}",
+        r"rayClusterSpec\.(headGroupSpec|workerGroupSpecs\[\])\.template\.spec\..+": ANYTHING,
+    }),
     "InferenceService": ("serving.kserve.io/v1beta1", {
         r"predictor\.(minReplicas|terminationGracePeriodSeconds|securityContext\.fsGroup)": NUMBER,
         MODEL + r"(modelFormat\.(name|version)|runtime|protocolVersion)": TEXT,
