@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import ColumnNames, open_store
+from builder.cli.options import WHOLE, ColumnNames, PartOption, open_store
 from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.options import (
     CORPUS,
@@ -24,7 +24,6 @@ from hplm.cli.options import (
     Words,
     about,
     device_of,
-    read,
     refuse_given,
 )
 from hplm.errors import InvalidInput
@@ -136,19 +135,9 @@ def domain(
     return table_built(opened, built, f"domain {name}")
 
 
-def _part(given: str) -> tuple[int, int]:
-    number, slash, parts = given.partition("/")
-    if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise ValueError(f"{given!r}: give I/N, such as 1/8 and so on to 8/8")
-    return int(number), int(parts)
-
-
-Part = Annotated[tuple[int, int] | None, read(_part)]
-
-
 def counts(
     *, corpus: Annotated[tuple[Path, ...], about(CORPUS)], to: Path, store: Path | None = None, model: str | None = None,
-    window: int | None = None, part: Part = None,
+    window: int | None = None, part: PartOption = WHOLE,
 ) -> dict:  # fmt: skip
     """Count a corpus's n-grams, such as a part of them on each of many machines: later builds take all with --counts.
 
@@ -156,7 +145,7 @@ def counts(
     :param store: store that will have them, or a copy of it (`hplm root pack`)
     :param model: instead of --store, the model of a root that will be built
     :param window: tokens in that root's window (default: 3)
-    :param part: I/N: only each N-th file of --corpus, by size (default: 1/1)
+    :param part: I/N: only each N-th file of --corpus, by size
     """
     from builder.tables.build_folder import locked_folder
     from builder.tables.parts import Reading, count_part
@@ -176,11 +165,10 @@ def counts(
         made = load_checkpoint(str(model), window=Window(TRIGRAMS.n if window is None else window))
         config = made.config
         reading = Reading(made.tokenizer_json, config.positions, config.start_id, KeySpace(config.vocabulary, config.window))
-    part = part or (1, 1)
     with locked_folder(to, str(to)):
-        counted = count_part(corpus, part, reading, to)
+        counted = count_part(corpus, (part.number, part.of), reading, to)
     print(f"{to}: {sum(counted.levels):,} n-grams of {counted.tokens:,} tokens. Give it to a build with --counts")
-    return {"counts": str(to), "tokens": counted.tokens, "ngrams": sum(counted.levels), "part": list(part)}
+    return {"counts": str(to), "tokens": counted.tokens, "ngrams": sum(counted.levels), "part": [part.number, part.of]}
 
 
 @Parameter(name="*", group="Training")

@@ -22,23 +22,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Part:
-    """The share of a machine in work that several machines divide. The numbers of parts begin at 0."""
+    """The share of a machine in work that several machines divide. The first part is number 1."""
 
-    number: int = 0
+    number: int = 1
     of: int = 1
 
     @classmethod
     def read(cls, given: str) -> Part:
-        found = re.fullmatch(r"(\d+)/([1-9]\d*)", given)
-        if found is None or int(found[1]) >= int(found[2]):
-            raise ValueError(f"{given!r}: give I/N, from 0/N to N-1/N: of 4 machines 0/4, 1/4, 2/4 and 3/4")
+        found = re.fullmatch(r"(\d+)/(\d+)", given)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"{given!r}: give I/N, such as 1/8 and so on to 8/8")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
 
     def among(self, things: Sequence[T]) -> list[T]:
-        return [*things[self.number :: self.of]]
+        return [*things[self.number - 1 :: self.of]]
 
     def page(self, name: str) -> str:
         """Returns the name of this part's page."""
@@ -46,7 +46,7 @@ class Part:
 
 
 WHOLE = Part()
-PART = "I/N: only every N-th of them, beginning with number I, from 0: the share of one of N machines (docs/building.md)"
+PART = "I/N: only each N-th of them, from number I on: the share of one of N machines (docs/building.md)"
 RAY = "auto, or HOST:PORT: work on the machines of this Ray cluster, which need no shared disk (docs/building.md)"
 RayAddress = Annotated[str | None, about(RAY)]
 AtOnce = Annotated[

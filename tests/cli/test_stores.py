@@ -93,9 +93,9 @@ def test_a_folder_of_checkpoints_becomes_tenants(tmp_path, capsys):
     other = [*command[:-1], folder / "one", *matching, "--plan", "--task", "multilabel", "--id"]
     assert run(capsys, *other, "other")["fit"]["other"]["task"] == "multilabel"
     assert run(capsys, *other[:-3], "--id", "two")["fit"].keys() == {"two"}, "the user may name any tenant"
-    part = run(capsys, *command, *matching, "--part", "1/2")
-    assert part["imported"].keys() == {"one"} and Path(part["page"]).name == "imports-1-of-2.html"
-    assert run(capsys, *command[:-1], folder / "one", *matching, "--part", "1/2")["imported"] == {}
+    part = run(capsys, *command, *matching, "--part", "2/2")
+    assert part["imported"].keys() == {"one"} and Path(part["page"]).name == "imports-2-of-2.html"
+    assert run(capsys, *command[:-1], folder / "one", *matching, "--part", "2/2")["imported"] == {}
     (nameless := folder / "日本").mkdir()
     assert main([str(word) for word in (*command, *matching, "--plan")]) == 1
     assert mentions(capsys.readouterr().err, nameless, "--id", f"two (from {folder}/Two!)")
@@ -129,7 +129,7 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     command += ["--device", "cpu"]
     assert mentions(refused(capsys, "import", "--store", "store", "--from", "models", "--root", "base", "--plan"), "--texts")
     assert mentions(refused(capsys, *command, "--root", "base", "--domain", "bio"), "--domain bio", "--root")
-    assert mentions(refused(capsys, *command, "--root", "base", "--part", "0/2"), "--part 0/2", "hplm build root")
+    assert mentions(refused(capsys, *command, "--root", "base", "--part", "1/2"), "--part 1/2", "hplm build root")
     plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
     said = printed(capsys, *command, "--root", "base", "--lower", 1)
     store = Store(tmp_path / "store")

@@ -25,7 +25,7 @@ def test_the_job_is_valid_and_names_what_exists(version):
 
 def read(line):
     """Returns a command's function and arguments, in the last of 16 parts."""
-    return parsed([re.sub(r"^\$(JOB_COMPLETION_INDEX|SLURM_ARRAY_TASK_ID)", "15", word) for word in line])
+    return parsed([re.sub(r"^\$(\(\(JOB_COMPLETION_INDEX \+ 1\)\)|SLURM_ARRAY_TASK_ID)", "16", word) for word in line])
 
 
 def commands_in(lines):

@@ -61,12 +61,12 @@ def test_parts_are_all_of_it_together(store, folder, capsys):
     names = ["acme", "beta", "city"]
     file = lines(folder, *(GOOD | {"id": name, "epochs": 1, "rank": 2} for name in names))
     command = ["build", "tenants", file, "--store", store.folder, "--device", "cpu", "--part"]
-    found = [run(capsys, *command, f"{number}/2") for number in (0, 1)]
+    found = [run(capsys, *command, f"{number}/2") for number in (1, 2)]
     assert [[*one["built"]] for one in found] == [["acme", "city"], ["beta"]] and store.tenant_ids() == names
-    assert [one["page"].rpartition("/")[2] for one in found] == ["tenants-0-of-2.html", "tenants-1-of-2.html"]
-    for wrong in ("2/2", "1", "0/0", "-1/2", "a/b"):
+    assert [one["page"].rpartition("/")[2] for one in found] == ["tenants-1-of-2.html", "tenants-2-of-2.html"]
+    for wrong in ("3/2", "1", "0/2", "-1/2", "a/b"):
         assert main([*map(str, command[:-1]), f"--part={wrong}"]) == 2
-        assert mentions(capsys.readouterr().err, "--part", wrong, "0/4")
+        assert mentions(capsys.readouterr().err, "--part", wrong, "8/8")
 
 
 @pytest.mark.parametrize(
