@@ -195,7 +195,5 @@ def test_a_branch_learns_on_from_the_branch_before_it_and_its_head(tmp_path, no_
         save_bert(model, with_head=True)
         build_domain(store, "art", [corpus(tmp_path, 1, lines=25)], domain, two, DEVICE)
         assert report_of(store, "art-1")["head"] == "the checkpoint's"
-    page = (store.folder / "lower" / "bio-2.html").read_text()
-    assert "bio version" in page and "data:image/png;base64," in page and "Exams" in page
     with pytest.raises(InvalidInput, match=mentioning("--learn", "'guess'", "masked", "distil")):
         build_domain(store, "new", [corpus(tmp_path, 1, lines=25)], replace(domain, learn="guess"), two, DEVICE)
