@@ -106,8 +106,8 @@ def _is_ready(url: str) -> bool:
 
 
 def commands_of_pages(*pages: str) -> list[list[str]]:
-    """Returns the whole commands of the blocks, also those that a container runs."""
-    blocks = [block for page in pages or PAGES for block in _BLOCK.findall(PAGES[page])]
+    """Returns the whole commands of the blocks, also those that a container runs, and as the first of Slurm's tasks does."""
+    blocks = [block.replace("$SLURM_ARRAY_TASK_ID", "1") for page in pages or PAGES for block in _BLOCK.findall(PAGES[page])]
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [command for line in lines if (command := _command(line))]
 

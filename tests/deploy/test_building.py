@@ -25,7 +25,7 @@ def test_the_job_is_valid_and_names_what_exists(version):
 
 def read(line):
     """Returns a command's function and arguments, in the last of 16 parts."""
-    return parsed([re.sub(r"^\$(\(\(JOB_COMPLETION_INDEX \+ 1\)\)|SLURM_ARRAY_TASK_ID)", "16", word) for word in line])
+    return parsed([re.sub(r"^\$\(\(JOB_COMPLETION_INDEX \+ 1\)\)", "16", word) for word in line])
 
 
 def commands_in(lines):
@@ -67,9 +67,6 @@ def test_its_pods_run_our_commands_and_as_many_parts_as_there_are_pods():
 
 
 def test_the_commands_of_the_page_are_ours():
-    names = [
-        parsed([re.sub(r"^\$SLURM_ARRAY_TASK_ID", "15", word) for word in words])[0].__name__
-        for words in commands_of_pages("building")
-    ]
+    names = [parsed(words)[0].__name__ for words in commands_of_pages("building")]
     ray = ["import_", "tenants"]
     assert names == ["import_", "tenants", "pack", "export", "begin", "unpack", "import_", "publish", *ray]
