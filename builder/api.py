@@ -1,6 +1,6 @@
 """Builds a store from Python: the functions of the commands, with their options. Each prints what its command prints.
 
-They return what `--json` prints; `import_` also the exit status, which is 1 if a folder was refused. Paths are `Path`s, and a
+They return what `--json` prints; `import_` also the exit status, which is 3 if a folder was refused. Paths are `Path`s, and a
 wrong input raises `HplmError`.
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import WHOLE, AtOnce, Part, PartOption, RayAddress, open_store
+from builder.cli.options import SOME_REFUSED, WHOLE, AtOnce, Part, PartOption, RayAddress, open_store
 from hplm.cli.options import (
     Device,
     Seed,
@@ -208,7 +208,7 @@ def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[st
 
 
 def _many(importer: Importer, folders: Folders, at_once: int | None, ray: str | None, part: Part) -> tuple[dict[str, Any], int]:
-    """Imports all folders. The status is 1 if one of them was refused."""
+    """Imports all folders. The status is SOME_REFUSED if one of them was refused."""
     from builder.importing.folders import PAGE, called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import progress_bar, say
@@ -241,4 +241,4 @@ def _many(importer: Importer, folders: Folders, at_once: int | None, ray: str | 
         "imported": {one.id: {"version": one.tenant.version, "agreement": one.agreement} for one in found if one.tenant},
         "refused": {one.id: {"why": one.refused, "agreement": one.agreement} for one in refused},
         "page": str(page),
-    }, int(bool(refused))
+    }, SOME_REFUSED if refused else 0

@@ -46,6 +46,7 @@ class Part:
 
 
 WHOLE = Part()
+SOME_REFUSED = 3  # exit status: some of many were refused, and the others are done. Any error is 1
 PART = "I/N: only each N-th of them, from number I on: the share of one of N machines (docs/building.md)"
 RAY = "auto, or HOST:PORT: work on the machines of this Ray cluster, which need no shared disk (docs/building.md)"
 RayAddress = Annotated[str | None, about(RAY)]

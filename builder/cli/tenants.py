@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError
 
 from builder.cli.build import check_tenant, tenant
-from builder.cli.options import WHOLE, AtOnce, PartOption, RayAddress, open_store
+from builder.cli.options import SOME_REFUSED, WHOLE, AtOnce, PartOption, RayAddress, open_store
 from hplm.cli.options import Device, StoreFolder, about
 from hplm.errors import HplmError, InvalidInput
 
@@ -64,7 +64,7 @@ def tenants(
     told = {
         name: {"version": one["version"], "new": one["is_new"], "score": _score(one)} for name, one in sorted(answers.items())
     }
-    return {"built": told, "refused": refused, "page": str(page)}, int(bool(refused))
+    return {"built": told, "refused": refused, "page": str(page)}, SOME_REFUSED if refused else 0
 
 
 def built(name: str, options: Mapping[str, Any]) -> dict[str, Any] | str:

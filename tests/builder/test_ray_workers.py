@@ -77,11 +77,11 @@ def test_what_ray_builds_has_the_bytes_that_are_built_here_and_a_dead_worker_and
     with pytest.MonkeyPatch.context() as patch:  # with one thread, as the tests of this room have
         patch.setattr("builder.worker_processes.ProcessPoolExecutor", CopiedWork)
         patch.setattr("builder.worker_processes.ThreadPoolExecutor", Here)
-        run(capsys, *importing, here, status=1)
+        run(capsys, *importing, here, status=3)
         run(capsys, *building, here)
     faults = threading.Thread(target=break_both, args=[cluster])
     faults.start()
-    answer = run(capsys, *importing, store, "--ray", cluster.address, status=1)
+    answer = run(capsys, *importing, store, "--ray", cluster.address, status=3)
     faults.join()
     assert answer["imported"].keys() == set(IMPORTED) and answer["refused"].keys() == {"bad"}
     assert mentions(answer["refused"]["bad"]["why"], models / "bad")
@@ -173,19 +173,19 @@ def test_a_task_gets_all_that_it_reads_and_its_files_come_back_as_if_they_were_m
     command = ["import", "--from", models, "--texts", texts(tmp_path, 60), "--rank", 2, "--device", "cpu"]
     fake.fails = "two"
     for _ in range(2):  # the second time nothing is learned
-        answer = run(capsys, *command, "--least", 0, "--store", store, "--ray", "auto", status=1)
+        answer = run(capsys, *command, "--least", 0, "--store", store, "--ray", "auto", status=3)
         assert answer["imported"].keys() == {"one", "two"} and mentions(answer["refused"]["bad"]["why"], models / "bad")
     assert fake.asked[0]["address"] == "auto" and fake.asked[1] == "shutdown" and fake.fails is None
-    run(capsys, *command, "--least", 0, "--store", here, status=1)
+    run(capsys, *command, "--least", 0, "--store", here, status=3)
     for name in ("one", "two"):
         shutil.rmtree(store / "tenants" / name)
     refusing = [*command, "--least", 1, "--epochs", 2, "--store", store, "--ray", "auto"]
-    assert run(capsys, *refusing, status=1)["refused"].keys() == {"one", "two", "bad"}
+    assert run(capsys, *refusing, status=3)["refused"].keys() == {"one", "two", "bad"}
     assert {file.name for file in (store / "refused").iterdir()} == {"one.json", "one.pt", "two.json", "two.pt"}
     refusing[refusing.index("--least") + 1] = 0
-    assert run(capsys, *refusing, status=1)["imported"].keys() == {"one", "two"} and not [*(store / "refused").iterdir()]
+    assert run(capsys, *refusing, status=3)["imported"].keys() == {"one", "two"} and not [*(store / "refused").iterdir()]
     shutil.rmtree(store / "tenants")
-    run(capsys, *command, "--least", 0, "--store", store, "--ray", "auto", status=1)
+    run(capsys, *command, "--least", 0, "--store", store, "--ray", "auto", status=3)
     assert records(store) == records(here) and len(records(here)) == 2
     reports = [json.loads((folder / "tenants/one/1/report.json").read_text()) for folder in (store, here)]
     assert reports[0]["imported"] == reports[1]["imported"] and "hplm-" not in (store / "tenants/one/1/report.html").read_text()

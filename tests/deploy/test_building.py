@@ -13,7 +13,7 @@ from tests.deploy.manifests import NEWEST, OLDEST, faults, validate, words, work
 JOB = yaml.safe_load((DEPLOY / "building.yaml").read_text("utf-8"))
 CLUSTER = yaml.safe_load((DEPLOY / "ray/building.yaml").read_text("utf-8"))
 OUTSIDE = {"hplm-input", "hplm-store", *re.findall(r"create secret generic ([\w-]+)", PAGES["building"])}
-OF_THE_SHELL = {"||", "[", "$?", "=", "1", "]"}
+OF_THE_SHELL = {"||", "[", "$?", "=", "3", "]"}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

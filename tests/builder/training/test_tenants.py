@@ -37,7 +37,7 @@ def test_a_file_of_tenants_is_built_once_and_one_that_cannot_be_is_named(store, 
         GOOD | {"id": "beta", "dev": "train.jsonl", **lora},
     )
     command = ["build", "tenants", file, "--store", store.folder, "--device", "cpu"]
-    answer = run(capsys, *command, status=1)
+    answer = run(capsys, *command, status=3)
     assert [(name, one["version"], one["new"]) for name, one in sorted(answer["built"].items())] == [
         ("acme", 1, True), ("beta", 1, True),
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_a_file_of_tenants_is_built_once_and_one_that_cannot_be_is_named(store, 
     page = (store.folder / "tenants.html").read_text("utf-8")
     assert all(word in page for word in ("beta", "bad.jsonl"))
     before = content(store.folder)
-    answer = run(capsys, *command, status=1)
+    answer = run(capsys, *command, status=3)
     assert not any(one["new"] for one in answer["built"].values()) and content(store.folder) == before
     alone = ["build", "tenant", "--id", "acme", "--store", store.folder, "--device", "cpu", "--train", folder / "train.jsonl"]
     same = run(capsys, *alone, "--task", "classify", "--rank", 4, "--learning-rate", 0.01, "--epochs", 1)
