@@ -31,7 +31,7 @@ ALLOWED = 2.0, 12.0  # times that a request takes at the capacity with 32 of the
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="research.engines", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser("research.engines", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--size", choices=("minilm", "bert-base"), default="minilm")
     parser.add_argument("--seconds", type=float, default=15.0, help="of overload, for each server")
     parser.add_argument("--turns", type=int, default=4)
