@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.bite.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - (.*))?$", re.MULTILINE)
+PYTHON = ".venv/bin/python"  # in the copy
 QUICK, SLOW = ("-m", "not slow"), ("-m", "slow")
 
 
@@ -27,6 +30,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the faults and which are stale, and run nothing")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults, or those of these groups")
     parser.add_argument("--quick", action="store_true", help="no slow tests")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="gets the outcomes; faults that it calls found are left out")
     parser.add_argument(
         "--limit", type=float, default=300.0, metavar="SECONDS", help="of a fault's tests (default %(default)g)"
     )
@@ -42,15 +46,21 @@ def main() -> int:
             print(f"{fault.name:<40} {' '.join(fault.rooms):<24} {fault.breaks}")
         print("", *stale.values(), f"{len(stale)} of {len(faults)} stale", sep="\n")
         return int(bool(stale))
+    known = args.log.read_text("utf-8").splitlines() if args.log and args.log.exists() else []
+    faults = [fault for fault in faults if not any(line.startswith(f"found {fault.name}: ") for line in known)]
     outcomes = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="hplm-bite-") as folder:
         copy_tree(copy := Path(folder, "tree"))
+        make_python(copy)
         for fault in faults:
             began = time.monotonic()
-            outcome, *said = bite(fault, copy, began + args.limit, [QUICK] if args.quick else [QUICK, SLOW])
+            outcome, *said = bite(fault, copy, began + args.limit, args.quick)
             outcomes[outcome] += 1
             # Below an outcome stand the test that found the fault, and what it said in its first line.
             print(f"{outcome:<7}{time.monotonic() - began:>6.0f} s  {fault.name}", *said, sep=f"\n{'':<17}", flush=True)
+            if args.log:
+                with args.log.open("a", encoding="utf-8") as log:
+                    print(f"{outcome} {fault.name}: {' '.join(said[:1])}", file=log)
     print(f"\nfound {outcomes['found']} of {len(faults)}")
     return int("stale" in outcomes)
 
@@ -64,24 +74,37 @@ def copy_tree(to: Path) -> None:
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
-    if (ROOT / ".venv").exists():
-        (to / ".venv").symlink_to(ROOT / ".venv")
 
 
-def bite(fault: Fault, copy: Path, until: float, kinds: list[tuple[str, str]]) -> tuple[str, ...]:
+def make_python(copy: Path) -> None:
+    """Makes a Python environment with this one's packages, and the copy's own.
+
+    Triton's processes ignore PYTHONPATH: they import what the environment of the first Python on PATH has.
+    """
+    venv.create(copy / ".venv", symlinks=True)
+    (packages,) = (copy / ".venv").glob("lib/python3*/site-packages")
+    own = copy, copy / "clients"
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith("__editable__") and not any((folder / path.name).exists() for folder in own):
+            (packages / path.name).symlink_to(path)
+    (packages / "copy.pth").write_text("\n".join(map(str, own)))
+
+
+def bite(fault: Fault, copy: Path, until: float, quick: bool) -> tuple[str, ...]:
     """Puts a fault in, runs its tests, and takes it out. Returns the outcome, and what there is to say of it.
 
+    Runs the quick tests of each room, and then, if `quick` is false, the slow ones of all rooms.
     What fails without the fault too does not count.
     """
     if said := fault.stale(copy):
         return "stale", said
-    left_out: list[str] = []
+    left_out, rooms = list[str](), fault.tests(copy)
     try:
-        for kind in kinds:
+        for run in [[*QUICK, room] for room in rooms] + ([] if quick else [[*SLOW, *rooms]]):
             while True:
                 before = fault.put_into(copy)
                 try:
-                    failed = first_failure(copy, [*kind, *fault.tests(copy), *left_out], until)
+                    failed = first_failure(copy, [*run, *left_out], until)
                 finally:
                     for file, text in before.items():
                         file.write_text(text, "utf-8")
@@ -98,9 +121,8 @@ def bite(fault: Fault, copy: Path, until: float, kinds: list[tuple[str, str]]) -
 def first_failure(copy: Path, tests: list[str], until: float) -> tuple[str, str] | None:
     """Returns the first test that fails, and the first line of its message."""
     shutil.rmtree(copy / ".hypothesis", ignore_errors=True)
-    command = [sys.executable, "-m", "pytest", "-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    path = os.pathsep.join(filter(None, [str(copy), str(copy / "clients"), os.environ.get("PYTHONPATH")]))
-    own = {"PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "COLUMNS": "1000"}
+    command = [copy / PYTHON, "-m", "pytest", "-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    own = {"PYTHONDONTWRITEBYTECODE": "", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "COLUMNS": "1000"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*command, "--hypothesis-profile=found"], cwd=copy, env={**os.environ, **own}, stdin=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter, Outcomes
 from hplm.request.answers import LARGE, AnswerEnd, Reply, SharedMemory, strings
 from hplm.request.form import PROBE, Head, write
+from hplm.server import inherited
 from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
 from hplm.tenants.arrival import ARRIVAL, FORWARDED, Forwarding
@@ -222,6 +223,27 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_pr
         assert probe["TICKET"].tobytes() == PROBE and not model._service.meter.take()[0], "it was counted"
     assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
+
+
+def test_a_server_that_is_to_stop_fails_probes_first_and_then_refuses_all_and_counts_no_probe(monkeypatch):
+    monkeypatch.setattr(inherited, "_SECONDS_BETWEEN_LOOKS", 0)  # at each request
+    refused, counted = [], []
+    with server_environment(monkeypatch), with_fake_triton(fake_utilities(), "backends.replies") as (replies,):
+
+        class Own(replies.BackendModel):
+            defers, _count = False, staticmethod(counted.append)
+
+            def _take(self, request, given, sender, received_ns):
+                sender.send_answer({})
+
+        model = Own()
+        model.initialize(arguments(Path("toy"), {}))
+        for begin in (lambda server: None, inherited.start_to_leave, inherited.start_to_drain):
+            begin(inherited.server())
+            both = model.execute([Request({}, {}), Request({}, {PROBED: True})])
+            refused.append([isinstance(said, str) and "[draining]" in said for said in both])
+        model.finalize()
+    assert refused == [[False, False], [False, True], [True, True]] and counted == [Draining.word]
 
 
 def test_a_ticket_without_shared_memory_is_counted_as_refused(toy, monkeypatch):
