@@ -85,9 +85,10 @@ def root(
     :param upper: number of upper layers (default: the rest)
     :param window: tokens in a window (default: 3, or 1 with --lower 0)
     :param until: end as soon as this share of the variance of the original model's output is explained on held-out texts, such
-        as 0.94; --minutes and --steps remain limits (default: learn until one of these)
-    :param masked: last share of --minutes, in which the lower layers learn to predict masked words of the corpus; domains
-        continue with the same prediction head
+        as 0.94, or of a decoder as soon as the whole model's perplexity is this share of its own; --minutes and --steps remain
+        limits (default: learn until one of these)
+    :param masked: last share of --minutes, in which an encoder's lower layers learn to predict masked words of the corpus;
+        domains continue with the same prediction head
     """
     from builder.learning.limits import Budget
     from builder.tables.root import RootOptions, build_root
@@ -100,14 +101,19 @@ def root(
     )
     budget = Budget(table.most(ROOT_MINUTES), table.steps, until)
     made, built = build_root(model, [*corpus], store, options, budget, device_of(table.device))
-    return table_built(made, built, f"root of backbone {made.config.name}") | _explained(made.explained())
+    return table_built(made, built, f"root of backbone {made.config.name}") | _learned(made.learned("root", 1))
 
 
-def _explained(share: float | None) -> dict[str, float]:
+def _learned(report: dict[str, Any]) -> dict[str, Any]:
     """Says how well a root learned."""
     from builder.learning.limits import LITTLE_EXPLAINED
 
-    if share is None:
+    if (perplexity := report.get("perplexity")) is not None:
+        print(
+            "perplexity on held-out texts: {kept:g}; {whole:g} of the whole model, {start:g} at the start".format(**perplexity)
+        )
+        return {"perplexity": perplexity}
+    if (share := report.get("explained")) is None:
         return {}
     is_little = share < LITTLE_EXPLAINED
     more = f", which is little: with more --minutes, until it explains {LITTLE_EXPLAINED:g}, its tenants lose less" * is_little
@@ -117,7 +123,7 @@ def _explained(share: float | None) -> dict[str, float]:
 
 def domain(
     *, name: str, corpus: Annotated[tuple[Path, ...], about(CORPUS)], store: StoreFolder, parent: str = "root",
-    learn: Learn = "masked", min_tokens: int = MIN_TOKENS, table: Table = TABLE,
+    learn: Learn = None, min_tokens: int = MIN_TOKENS, table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """Adapt the lower stack to a corpus, build the domain's table.
 

@@ -56,7 +56,7 @@ def add(*, name: Name, store: StoreFolder, served: Served = HERE) -> dict:
 
 def update(
     *, name: Name, store: StoreFolder, corpus: Annotated[tuple[Path, ...], about(CORPUS)] = (), canary: float = 1.0,
-    of: MaybeServed = NOWHERE, learn: Learn = "masked", table: Table = TABLE,
+    of: MaybeServed = NOWHERE, learn: Learn = None, table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """With --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it.
 
@@ -71,7 +71,7 @@ def update(
     from builder.publish.live import update_domain
 
     reason = "works only with --corpus, which builds a version: leave it out with --repository"
-    refuse_given(reason, table, learn=learn != "masked")
+    refuse_given(reason, table, learn=learn is not None)
     return changed(manager := served.manager(), update_domain(manager, open_store(store), name, canary))
 
 

@@ -80,10 +80,12 @@ def _long_texts(
     longest, texts = config.positions, list[np.ndarray]()
     for _ in range(max(1, tokens // longest)):
         inner: list[np.ndarray] = []
-        while sum(map(len, inner)) < longest - 2:
-            inner.append(documents[chance.integers(len(documents))][1:-1])
-        body = np.concatenate(inner)[: longest - 2]
-        texts.append(np.concatenate([[config.cls_id], body, [config.sep_id]]).astype(np.int32))
+        begin, end = ([config.start_id], []) if config.is_decoder else ([config.cls_id], [config.sep_id])
+        room = longest - len(begin) - len(end)
+        while sum(map(len, inner)) < room:
+            own = documents[chance.integers(len(documents))]
+            inner.append(own[len(begin) : len(own) - len(end)])
+        texts.append(np.concatenate([begin, np.concatenate(inner)[:room], end]).astype(np.int32))
     return texts
 
 

@@ -70,8 +70,12 @@ class Branches:
 
     def explained(self) -> float | None:
         """Returns the share of the variance of the original's output that the root explains; None if it is not known here."""
-        path = self.learning("root", 1)
-        return read_json(path).get("explained") if path.exists() else None
+        return self.learned("root", 1).get("explained")
+
+    def learned(self, domain: str, version: int) -> dict[str, Any]:
+        """Returns the report of how a branch's lower layers have learned; nothing if they have not, or elsewhere."""
+        path = self.learning(domain, version)
+        return read_json(path) if path.exists() else {}
 
     def learning(self, domain: str, version: int) -> Path:
         """Returns the report of how a branch's lower layers have learned."""

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from builder.learning.bodies import checkpoint_of
+from builder.learning.causal import learn_windows
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import MaskedHead, further_pretrain, given_head
-from builder.said import say
 from builder.store.branches import table_spec
 from builder.store.resumable import clear_work_folder
 from builder.store.store import Store, check_name
@@ -43,7 +43,7 @@ NAMED = 20  # the most users of a domain that an error names
 class DomainOptions(TableOptions):
     dtype: str = "fp16"
     parent: str = "root"
-    learn: str = "masked"  # how the lower layers learn the corpus
+    learn: str | None = None  # how the lower layers learn the corpus
     min_tokens: int = MIN_TOKENS
 
 
@@ -100,7 +100,7 @@ class UpdateOptions(TableOptions):
     """Without `keep` and `dtype`, they are those of the version before."""
 
     dtype: str | None = None
-    learn: str = "masked"
+    learn: str | None = None
 
 
 def update_domain(
@@ -130,7 +130,7 @@ def update_domain(
             counts = add_counts([old_counts, build.count(store, build.folder / "counts")], store.counts_folder(name, version))
             store.save_origin(name, version, [*store.corpus(name, version - 1), *corpus], build.plan)
             spec = table_spec(store.config, name, version, parent, dtype, counts.tokens)
-            learned = not budget.empty and not store.config.is_decoder
+            learned = not budget.empty
             known = before if not learned and dtype == before.meta.dtype else None
             adapt = partial(_adapt, store, (name, version), options, budget, device)
             table = _tabulated(store, build, spec, counts, keep, (name, version - 1), adapt, device, known)
@@ -183,18 +183,20 @@ def _adapt(
     build: BuildFolder, start: tuple[str, int],
 ) -> None:  # fmt: skip
     """Makes the lower stack of `branch` from that of `start`."""
-    if options.learn not in LEARN:
-        raise InvalidInput(f"--learn {options.learn!r} is not known: choose {' or '.join(LEARN)}")
+    known, learn = (LEARN_CAUSAL if store.config.is_decoder else LEARN), options.learn
+    if learn is None:
+        learn = next(iter(known))
+    if learn not in known:
+        kind = "a decoder's" if store.config.is_decoder else "an encoder's"
+        raise InvalidInput(f"--learn {learn!r} does not fit {kind} domain: choose {' or '.join(known)}")
     lower = store.lower(*start)
     if (head := store.masked_head(*start)) is not None:
         store.save_masked_head(*branch, head)  # until training improves it
-    if store.config.is_decoder and not budget.empty:
-        say(f"{branch[0]}: the lower layers of a decoder do not learn yet; nothing is adapted")
-    elif not budget.empty:
+    if not budget.empty:
         documents = build.documents(store, options.seed)
         given = documents, budget, options.seed, device, build.folder / "learning.pt"
-        report = LEARN[options.learn](store, start, branch, lower, *given)
-        save_report(store, *branch, {"learn": options.learn, **report})
+        report = known[learn](store, start, branch, lower, *given)
+        save_report(store, *branch, {"learn": learn, **report})
     store.save_lower(*branch, lower)
 
 
@@ -214,5 +216,10 @@ def _distil(store: Store, start: tuple[str, int], branch: tuple[str, int], lower
     return distil(checkpoint_of(store.model, store.config), lower, store.upper(), *given, train_upper=False)
 
 
+def _next(store: Store, start: tuple[str, int], branch: tuple[str, int], lower: LowerStack, *given: Any) -> dict[str, Any]:
+    return learn_windows(None, store.config, lower, store.upper(), *given)
+
+
 # masked: guess masked words of the corpus (HMI's further pretraining). distil: match the original model on the corpus.
 LEARN = {"masked": _masked, "distil": _distil}
+LEARN_CAUSAL = {"next": _next}  # guess the next token of the corpus

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from builder.learning.causal import learn_windows
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
@@ -104,7 +105,18 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
         Store.create(folder, model, config, checkpoint.tokenizer_json, None, upper)
     store = Store(folder)
     check_table(folder, *_planned(store, build, options), lower, device)
-    if not (checkpoint.skipbert or config.is_decoder):
+    if checkpoint.skipbert and not budget.empty:
+        say(f"{model}: a SkipBERT is used as it was trained; nothing is adapted")
+    elif config.is_decoder and config.lower_layers and not budget.empty:
+        if options.masked:
+            raise InvalidInput("--masked is for encoders: a decoder has no masked words to guess")
+        documents = build.documents(store, options.seed)
+        report = learn_windows(
+            checkpoint, config, lower, upper, documents, budget, options.seed, device, build.folder / "learning.pt"
+        )
+        save_report(store, "root", 1, report)
+        replace_weights(folder / UPPER, upper.state_dict())
+    elif not (checkpoint.skipbert or config.is_decoder):
         documents, seed, masked = build.documents(store, options.seed), options.seed, budget.part(options.masked)
         distilling = replace(budget.part(1 - options.masked), until=budget.until)
         report = distil(checkpoint, lower, upper, documents, distilling, seed, device, saved=build.folder / "learning.pt")
@@ -116,9 +128,6 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
             store.save_masked_head("root", 1, head.state_dict())
         save_report(store, "root", 1, report)
         replace_weights(folder / UPPER, upper.state_dict())
-    elif config.lower_layers and not budget.empty:
-        why = "a SkipBERT is used as it was trained" if checkpoint.skipbert else "its lower layers do not learn yet"
-        say(f"{model}: {why}; nothing is adapted")
     store.save_lower("root", 1, lower)
 
 
@@ -127,5 +136,5 @@ def save_report(store: Store, domain: str, version: int, report: dict[str, Any])
     path.parent.mkdir(exist_ok=True)
     write_json(path, report)
     if report["curve"]:
-        metric = "-loss" if "head" in report else "share explained"
+        metric = report.get("score", "-loss" if "head" in report else "share explained")
         draw_learning(report, metric, f"{domain} version {version}", path.with_suffix(".png"))

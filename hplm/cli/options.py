@@ -68,8 +68,11 @@ TableDtype = Annotated[str, about("precision of the stored vectors", choices=TAB
 SERVED_DTYPE = "precision that will serve; auto measures as `hplm export` does, which prints the result"
 ServedDtype = Annotated[str, about(SERVED_DTYPE, choices=("auto", *ENGINE_DTYPES))]
 Picture = Annotated[Path | None, about("draw it into a .png, .svg or .pdf file")]
-LEARN = "how the lower layers learn the corpus: by predicting masked words, or by matching the original model's output"
-Learn = Annotated[Literal["masked", "distil"], about(LEARN)]
+LEARN = (
+    "how the lower layers learn the corpus: by predicting masked words (masked, the default), by matching the original model's "
+    "output (distil), or of a decoder by predicting the next token (next)"
+)
+Learn = Annotated[Literal["masked", "distil", "next"] | None, about(LEARN)]
 Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Words = Annotated[tuple[str, ...], read(lambda given: tuple(given.split(",")))]
 Numbers = Annotated[tuple[int, ...], read(lambda given: tuple(numbers(given)))]

@@ -127,6 +127,24 @@ class PackedAttention:
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
 
+class CausalAttention:
+    """A decoder's attention inside each packed sequence: a token sees itself and those before it. It has a backward pass."""
+
+    def __init__(self, lengths: Sequence[int], heads: int) -> None:
+        self.heads = heads
+        self.runs = runs_of(lengths)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        head = query.shape[1] // self.heads
+        sizes = [length * count for length, count in self.runs]
+        parts: list[Tensor] = []
+        split = (x.split_with_sizes(sizes) for x in (query, key, value))
+        for (length, count), *own in zip(self.runs, *split, strict=True):
+            sees = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+            parts.append(end_to_end(attend(*(heads_of(x, count, head) for x in own), sees)))
+        return torch.cat(parts)
+
+
 class SinkAttention:
     """A decoder's attention inside packed windows. The first token is seen by all of them, as if each began with it.
 

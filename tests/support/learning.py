@@ -18,7 +18,8 @@ from builder.learning.progress import Progress
 from builder.store.resumable import Savepoint
 
 USERS = (
-    "builder.exits.heads", "builder.importing.matching", "builder.learning.distil", "builder.learning.masked",
+    "builder.exits.heads", "builder.importing.matching", "builder.learning.causal", "builder.learning.distil",
+    "builder.learning.masked",
     "builder.students.boosting", "builder.training.finetuning", "research.accuracy.recipes", "research.schemes.trained",
 )  # fmt: skip
 

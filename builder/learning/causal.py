@@ -1,0 +1,257 @@
+"""A decoder learns causal windows: first the whole model's states at the split, then what it says of the next token.
+
+Its lower layers learn for a root, with the first of the upper ones. Only its lower layers learn for a domain, from the next
+tokens of its corpus. The windows are shortened as in a lookup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from builder.learning.distil import WAY_OUT, split_documents
+from builder.learning.limits import Budget
+from builder.learning.loop import Group, Training, half_precision, products_dtype, train
+from builder.learning.progress import Exam, Progress
+from builder.learning.windows import Shrinking, TextPack, Windowed, in_packs, index_of, reading
+from builder.said import passing_bar
+from hplm.model.attention import CausalAttention
+from hplm.model.checkpoint import Checkpoint, split
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
+from hplm.model.windows import Window
+
+STATES_SHARE = 0.25  # of a root's budget, in which the lower layers learn the states at the split
+LEARNING_UPPER = 4  # upper layers that learn with them
+OF_TEXT = 0.2  # the weight of the text's own next tokens, beside 1 for the whole model's
+LOWER_RATE, UPPER_RATE, DOMAIN_RATE = 6e-4, 2e-4, 1e-4
+EXAMS = 5  # tests on held-out texts; the best state is kept
+ROWS = 256  # whose logits are in memory at a time: a vocabulary has tens of thousands
+
+
+@dataclass(frozen=True)
+class CausalLesson(Windowed):
+    before: Tensor  # the indices of the tokens that another one of the same text follows
+    following: Tensor  # these other ones
+    at_split: Tensor | None  # the whole model's states there
+    at_end: Tensor | None  # and what it makes the logits of the following tokens from
+
+
+class NextTokens(torch.autograd.Function):
+    """The loss of next tokens: KL from the whole model's, and OF_TEXT times the cross-entropy of the text's own.
+
+    The gradient is computed with the loss, some rows at a time, because nobody has the memory for all logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, read: Tensor, matrix: Tensor, following: Tensor, taught: Tensor | None) -> Tensor:
+        """`read`: what the matrix makes logits from; `taught`: the same of the whole model. Returns the loss of a token."""
+        gradient, total = torch.empty_like(read), read.new_zeros((), dtype=torch.float32)
+        of_text = OF_TEXT if taught is not None else 1.0
+        for rows in _chunks(len(read)):
+            logs = logs_of(read[rows], matrix)
+            own = following[rows]
+            total -= of_text * logs.gather(1, own[:, None]).sum()
+            wrong = logs.exp()
+            if taught is None:
+                wrong.mul_(of_text)
+            else:
+                wanted = logs_of(taught[rows], matrix)
+                chances = wanted.exp()
+                total += (chances * (wanted - logs)).sum()
+                wrong.mul_(1 + of_text).sub_(chances)
+            wrong.scatter_add_(1, own[:, None], wrong.new_full((len(own), 1), -of_text))
+            gradient[rows] = (wrong.to(matrix.dtype) @ matrix).to(read.dtype)
+        ctx.save_for_backward(gradient / len(read))
+        return total / len(read)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * above[0], None, None, None
+
+
+def logs_of(read: Tensor, matrix: Tensor) -> Tensor:
+    """Returns the logarithms of the chances of all next tokens, in 32 bits."""
+    return (read.to(matrix.dtype) @ matrix.T).float().log_softmax(1)
+
+
+def entropies(read: Tensor, matrix: Tensor, following: Tensor) -> Tensor:
+    """Returns the cross-entropy of each of the following tokens."""
+    chunks = [logs_of(read[rows], matrix).gather(1, following[rows][:, None])[:, 0] for rows in _chunks(len(read))]
+    return -torch.cat(chunks)
+
+
+def predicting(lengths: np.ndarray) -> np.ndarray:
+    """Returns the indices of the tokens of packed texts that another one of the same text follows."""
+    follows = np.ones(int(lengths.sum()), dtype=bool)
+    follows[np.cumsum(lengths) - 1] = False
+    return np.flatnonzero(follows)
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS) for start in range(0, rows, ROWS))
+
+
+class WholeDecoder:
+    """The original model, which computes its lower layers for whole texts."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        config = checkpoint.config
+        alone = replace(config, lower_layers=0, upper_layers=checkpoint.total_layers, window=Window(1, causal=True))
+        words, layers = split(replace(checkpoint, config=alone))
+        self.config, self.split_at = config, config.lower_layers
+        self._words = words.words.to(device).requires_grad_(False)
+        self._layers = layers.to(device).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def states(
+        self, tokens: Tensor, positions: Tensor, lengths: list[int], rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the states at the split and, of `rows`, what the logits are made from."""
+        x = self._layers.enter(self._words(tokens), positions)
+        attend, turn = CausalAttention(lengths, self.config.heads), turn_of(self.config, positions, x.dtype)
+        at_split = through(self._layers.layers[: self.split_at], x, attend, turn=turn)
+        if rows is None:
+            return at_split, None
+        at_end = through(self._layers.layers[self.split_at :], at_split.clone(), attend, rows=rows, turn=turn)
+        return at_split, self._layers.final_norm(at_end)
+
+
+class CausalStudent:
+    """The two halves of a decoder as they are served, and the whole one that teaches them; None for a domain."""
+
+    def __init__(
+        self, config: BackboneConfig, lower: LowerStack, upper: UpperStack, whole: WholeDecoder | None, device: torch.device
+    ) -> None:
+        self.config, self.device, self.whole = config, device, whole
+        self.lower, self.upper = lower.to(device).requires_grad_(False), upper.to(device).requires_grad_(False)
+        self.matrix = upper.next_token.weight.detach().to(products_dtype(device))
+        self._windows = Shrinking(config, device)
+
+    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator, to_the_end: bool = True) -> CausalLesson:
+        """`to_the_end`: the whole model computes all of its layers, and not only those up to the split."""
+        tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+        packed, before = self._windows(tokens, lengths, chance), predicting(lengths)
+        rows, following = (index_of(numbers, self.device) for numbers in (before, tokens[before + 1]))
+        at_split = at_end = None
+        if self.whole is not None:
+            own = index_of(tokens, self.device)
+            at_split, at_end = self.whole.states(own, packed.positions, packed.lengths, rows if to_the_end else None)
+        return CausalLesson(**vars(packed), before=rows, following=following, at_split=at_split, at_end=at_end)
+
+    def entered(self, lesson: Windowed) -> Tensor:
+        """Returns what enters the upper layers."""
+        sums = self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
+        return self.upper.enter(sums, lesson.positions)
+
+    def read(self, lesson: CausalLesson) -> Tensor:
+        """Returns what the matrix makes the logits of next tokens from."""
+        entered = self.entered(lesson)
+        attend = CausalAttention(lesson.lengths, self.config.heads)
+        turn = turn_of(self.config, lesson.positions, entered.dtype)
+        return self.upper.final_norm(through(self.upper.layers, entered, attend, rows=lesson.before, turn=turn))
+
+
+def learn_windows(
+    checkpoint: Checkpoint | None, config: BackboneConfig, lower: LowerStack, upper: UpperStack,
+    documents: Sequence[np.ndarray], budget: Budget, seed: int, device: torch.device, saved: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Changes `lower` and, with the whole model's `checkpoint`, the first of the `upper` layers. Returns the report.
+
+    A result that is worse than the start on held-out texts is dropped. After an interruption the same call continues.
+    """
+    held_out, training = split_documents(documents, seed)
+    whole = WholeDecoder(checkpoint, device) if checkpoint is not None else None
+    student = CausalStudent(config, lower, upper, whole, device)
+    batches = partial(reading, config, training, seed, device)
+    with half_precision(device):
+        packs = passing_bar(in_packs(held_out), "asking the original", unit="batch")
+        held = [student.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(packs)]
+    wanted = sum(len(one.before) for one in held)
+
+    @torch.no_grad()
+    def loss_of_all(read: Iterable[Tensor]) -> float:
+        pairs = zip(read, held, strict=True)
+        return sum(float(entropies(own, student.matrix, one.following).sum()) for own, one in pairs) / wanted
+
+    of_whole = loss_of_all(one.at_end for one in held if one.at_end is not None) if whole is not None else 0.0
+
+    @torch.no_grad()
+    def examined() -> Exam:
+        """The score is the whole model's perplexity over that of the halves; of a domain, the chance of a next token."""
+        with half_precision(device):
+            bar = passing_bar(held, "scoring held-out texts", unit="batch")
+            loss = loss_of_all(student.read(one) for one in bar)
+        return Exam(math.exp(of_whole - loss), round(loss, 4), facts={"perplexity": round(math.exp(loss), 3)})
+
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        lesson = student.lesson(*texts)
+        loss = NextTokens.apply(student.read(lesson), student.matrix, lesson.following, lesson.at_end)
+        return loss, lesson.tokens
+
+    start, before, main = examined(), Progress(), budget
+    inside = dict(lower.layers.named_parameters("lower.layers"))
+    groups = [Group(DOMAIN_RATE if checkpoint is None else LOWER_RATE, inside)]
+    if checkpoint is not None:
+        file = saved.with_name(f"{saved.stem}-states{saved.suffix}") if saved is not None else None
+        before, main = (
+            _learn_states(student, held, batches, groups, budget.part(STATES_SHARE), file),
+            budget.part(1 - STATES_SHARE),
+        )
+        groups.append(Group(UPPER_RATE, dict(upper.layers[:LEARNING_UPPER].named_parameters("upper.layers"))))
+    learning = Training("adapting", device, groups, batches, loss_of, examined, WAY_OUT, exams=EXAMS)
+    now = train(learning, replace(main, until=budget.until), saved)
+    for half in (lower, upper):
+        half.requires_grad_(True)
+    kept = now.exams[now.kept]
+    return {
+        "documents": len(documents),
+        "held_out_tokens": wanted,
+        "seed": seed,
+        "perplexity": {
+            **({"whole": round(math.exp(of_whole), 3)} if checkpoint is not None else {}),
+            "start": start.facts["perplexity"],
+            "kept": kept["perplexity"],
+        },
+        "tokens": before.units + now.units,
+        "steps_at_split": before.steps,
+        **now.reported(),
+        "seconds": round(before.seconds + now.seconds, 1),
+    }
+
+
+def _learn_states(
+    student: CausalStudent, held: Sequence[CausalLesson], batches: Any, groups: Sequence[Group], budget: Budget,
+    saved: Path | None,
+) -> Progress:  # fmt: skip
+    """Trains the lower layers on the whole model's states at the split. A text's first token has its own exactly."""
+    states = [one.at_split[one.positions > 0] for one in held if one.at_split is not None]
+    variance = float(torch.cat(states).float().var(0, unbiased=False).sum())
+
+    def error_of(lesson: CausalLesson) -> Tensor:
+        assert lesson.at_split is not None
+        rows = lesson.positions > 0
+        own, wanted = student.entered(lesson)[rows].float(), lesson.at_split[rows].float()
+        return (own - wanted).square().sum() / (len(own) * variance)
+
+    def loss_of(texts: TextPack) -> tuple[Tensor, int]:
+        lesson = student.lesson(*texts, to_the_end=False)
+        return error_of(lesson), lesson.tokens
+
+    @torch.no_grad()
+    def examined() -> Exam:
+        with half_precision(student.device):
+            errors = [(float(error_of(one)), one.tokens) for one in held]
+        error = sum(own * tokens for own, tokens in errors) / sum(tokens for _, tokens in errors)
+        return Exam(1 - error, error)
+
+    return train(Training("adapting to the split", student.device, groups, batches, loss_of, examined, WAY_OUT), budget, saved)
