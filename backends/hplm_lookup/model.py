@@ -46,8 +46,7 @@ class TritonPythonModel(replies.BackendModel):
         self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count).start()
         meter.look = self._look
         self._publish(meter, name)
-        self._forwarding = Forwarding(os.getppid())
-        self._arrivals = Arrivals(self._forwarding)
+        self._arrivals = Arrivals(Forwarding(os.getppid()))
         self._before: list[float] = []  # seconds from the arrival of each request of this call until now
         self._deadline_us = deadline_us(self._parameters)
 
@@ -94,8 +93,6 @@ class TritonPythonModel(replies.BackendModel):
             asked_flag(given, "truncate"),
             partial(self._respond, sender, len(texts)),
             sender.defer,
-            # A forwarded request keeps a thread of the model `hplm` busy, for which other tenants wait.
-            self._forwarding.is_in(given),
             head,
         )
 

@@ -34,7 +34,7 @@ class LookupRequest:
 
     __slots__ = (
         "_sizes", "answered", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "in_pieces",
-        "lengths", "owner", "pairs", "refuse_at_once", "respond", "segments", "spans", "task", "tenant", "texts", "tokens",
+        "lengths", "owner", "pairs", "respond", "segments", "spans", "task", "tenant", "texts", "tokens",
         "truncate", "view", "windows",
     )  # fmt: skip
 
@@ -47,19 +47,16 @@ class LookupRequest:
         truncate: bool = False,
         respond: Callable[[bytearray | Exception], HplmError | None] = lambda found: None,
         defer: Callable[[], None] = lambda: None,
-        refuse_at_once: bool = False,
         head: Head | None = None,
     ) -> None:
         """`respond` sends its form, or an error, and returns the error that was sent instead. `defer` is called before another
-        thread may do so.
-
-        `refuse_at_once`: even if its tenant is refused often. `head`: of its form, if it says more than `head_of`.
+        thread may do so. `head`: of its form, if it says more than `head_of`.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
         self.view, self.tenant, self.task = view, tenant, tenant.task_object
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
-        self.respond, self.defer, self.refuse_at_once = respond, defer, refuse_at_once
+        self.respond, self.defer = respond, defer
         self.owner = tenant.uid  # in the line
         self.answered = self.in_pieces = False
         self.head = head = head or head_of(view, tenant)

@@ -10,8 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from math import inf
 
 from hplm.clock import Clock
 from hplm.errors import DeadlineMissed, Internal, QueueFull, word_of
@@ -30,55 +28,10 @@ AT_ONCE_SECONDS = 0.003  # after which a call of `submit` reads no more
 SOON_SECONDS = 0.01  # that a call of `submit` waits for a turn to end, so that it may read
 STUCK_SECONDS = 5  # a turn takes milliseconds
 MOST_AHEAD = 1024  # looked-up requests without an answer: enough for a policy to choose from
-LEARNING = 0.05  # rate of the running mean of the pace
-LEAST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds after which a refused request may come again
 PAUSE = 0.002  # seconds until it is asked again how many there are
 WAITING = Limits(items=8192, work=1 << 27)  # the most pieces and characters that wait
-REFUSED = Limits(items=8192, work=1 << 24)  # the most that have no place and whose refusals are not sent yet
+RETRY_S = 1  # after which a refused request may come again: the least that the front door's Retry-After can say
 Answered = tuple[LookupRequest, bytearray | Exception]
-
-
-class Refused:
-    """Keeps requests that are refused, but not told so at once. Threads may share it.
-
-    Clients that do not wait before they ask again would take the time of those who have a place: a thousand refusals a second
-    take most of two cores. So a refusal leaves for each request that is served, and at the latest when its client may come
-    again. Its caller tells those that it returns.
-    """
-
-    def __init__(self, limits: Limits, now_ns: Callable[[], int]) -> None:
-        """`limits`: of those that it keeps."""
-        self._limits = limits
-        self._now_ns = now_ns
-        self._lock = threading.Lock()
-        # Heap of (when it is told at the latest, order of arrival, its work, request).
-        self._kept: list[tuple[int, int, int, LookupRequest]] = []
-        self._arrivals = 0
-        self._work = 0
-
-    def keep(self, request: LookupRequest, until_ns: int) -> list[LookupRequest]:
-        """Returns those for which it has no room."""
-        with self._lock:
-            self._arrivals += 1
-            self._work += (work := request.remaining_work)
-            heappush(self._kept, (until_ns, self._arrivals, work, request))
-            leaving: list[LookupRequest] = []
-            while len(self._kept) > self._limits.items or self._work > self._limits.work:
-                leaving.append(self._take())
-        return leaving
-
-    def due(self, served: float) -> list[LookupRequest]:
-        """Returns those whose time has come, and one for each request that was served."""
-        with self._lock:
-            now, leaving = self._now_ns(), list[LookupRequest]()
-            while self._kept and (self._kept[0][0] <= now or len(leaving) < served):
-                leaving.append(self._take())
-        return leaving
-
-    def _take(self) -> LookupRequest:
-        *_, work, request = heappop(self._kept)
-        self._work -= work
-        return request
 
 
 class LookupService:
@@ -89,7 +42,6 @@ class LookupService:
         quotas: Quotas,
         ahead: Callable[[], int] = lambda: 0,
         waiting: Limits = WAITING,
-        refused: Limits = REFUSED,
         soon_s: float = SOON_SECONDS,
         clock: Clock = time,
     ) -> None:
@@ -106,9 +58,6 @@ class LookupService:
         self._working_since: float | None = None
         self._beats = Beats()
         self._stuck: tuple[float | None, int] = None, 0  # the begin of the turn that was under way, and its beats
-        self._refused = Refused(refused, clock.monotonic_ns)
-        self._pace = 0.0  # seconds from one piece that is looked up to the next while others wait, a running mean
-        self._paced_since: float | None = None  # None: nobody waited
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -159,29 +108,7 @@ class LookupService:
         except Exception as error:  # the line is closed
             self._answer([(request, error)])
             return
-        for refused in displaced:
-            if refused.refuse_at_once:
-                self._tell([refused])
-                continue
-            until_ns = self._time.monotonic_ns() + round(1e9 * self._waiting_s())
-            self._tell(self._refused.keep(refused, min(until_ns, refused.deadline_ns or until_ns)))
-        self._send_refusals(0)
-
-    def _send_refusals(self, served: int) -> None:
-        """Sends all if nobody waits, because the next turn may be far away."""
-        self._tell(self._refused.due(served if len(self._line) else inf))
-
-    def _tell(self, refused: Sequence[LookupRequest]) -> None:
-        for request in refused:
-            full = QueueFull(
-                f"too many requests wait for lookup, most of them of tenant {request.tenant.id!r}: retry after "
-                f"{self._waiting_s():.1f} s, or send fewer texts in a request"
-            )
-            self._answer([(request, full)])
-
-    def _waiting_s(self) -> float:
-        """Returns in how many seconds those who wait now are looked up, as far as one can tell."""
-        return min(max(len(self._line) * self._pace, LEAST_PAUSE), LONGEST_PAUSE)
+        self._answer([(refused, _full(refused)) for refused in displaced])
 
     def count(self, outcome: str, requests: int = 1) -> None:
         """Counts requests that are answered."""
@@ -212,39 +139,24 @@ class LookupService:
         # once, a tenant with a single request would wait until as many are answered.
         while (room := MOST_AHEAD - self._ahead()) <= 0 and not self._closing:
             self._expire(self._line.expired())
-            self._send_refusals(0)
             self._time.sleep(PAUSE)
         turn = self._line.take(max(room, 1))
         if turn is None:
             return False
         taken, expired = turn
         self._expire(expired)
-        started, finished = self._time.perf_counter(), 0
-        try:
-            with self._reading:
-                finished = self._look_up(taken)
-        finally:
-            self._send_refusals(finished)
-            self._keep_pace(started, len(taken))
+        with self._reading:
+            self._look_up(taken)
         return True
 
-    def _look_up(self, taken: list[LookupRequest]) -> int:
-        """Reads a piece of each request and answers those that are finished. Returns how many that are."""
+    def _look_up(self, taken: list[LookupRequest]) -> None:
+        """Reads a piece of each request and answers those that are finished."""
         started = self._working_since = self._time.perf_counter()
         try:
-            answers = self._read(taken)
-            self._answer(answers)
+            self._answer(self._read(taken))
         finally:
             self._working_since = None
         self.meter.add(names.LOOKUP_SECONDS, self._time.perf_counter() - started)
-        return len(answers)
-
-    def _keep_pace(self, started: float, pieces: int) -> None:
-        now, since = self._time.perf_counter(), self._paced_since or started
-        if pieces:
-            self._pace += LEARNING * ((now - since) / pieces - self._pace)
-            since = now
-        self._paced_since = since if len(self._line) else None
 
     def _expire(self, late: list[LookupRequest]) -> None:
         self._answer([(request, _late(request)) for request in late])
@@ -300,3 +212,10 @@ class LookupService:
 
 def _late(request: LookupRequest) -> DeadlineMissed:
     return DeadlineMissed.after(request.head.arrival_ns, request.head.deadline_ns)
+
+
+def _full(request: LookupRequest) -> QueueFull:
+    return QueueFull(
+        f"too many requests wait for lookup, most of them of tenant {request.tenant.id!r}: retry after {RETRY_S} s, or send "
+        "fewer texts in a request"
+    )

@@ -20,10 +20,9 @@ from hplm.lookup.lookup import A_TEXT, LookupRequest, head_of
 from hplm.lookup.service import (
     AT_ONCE,
     AT_ONCE_SECONDS,
-    LEAST_PAUSE,
-    LONGEST_PAUSE,
     MOST_AHEAD,
     PIECE,
+    RETRY_S,
     STUCK_SECONDS,
     LookupService,
 )
@@ -35,7 +34,6 @@ from hplm.tenants.quotas import Quotas
 from tests.support.message import mentions
 from tests.support.wait import Clock, eventually
 
-KEPT = 2 * PIECE  # characters of a refused request
 FOUND = bytearray(b"a form")
 MS = 1_000_000
 SHORT, LONG = AT_ONCE // 2 - A_TEXT, AT_ONCE + 1  # two short ones are read by who brings them, a long one is not
@@ -49,15 +47,15 @@ class Asked(LookupRequest):
     `text`: how many characters each of its texts has.
     """
 
-    def __init__(self, name="acme", characters=LONG, allowed_ms=0, fails="", at_once=False, waited_ms=0, now=0, text=PIECE):
-        self.name, self.characters, self.fails, self.at_once = name, characters, fails, at_once
+    def __init__(self, name="acme", characters=LONG, allowed_ms=0, fails="", waited_ms=0, now=0, text=PIECE):
+        self.name, self.characters, self.fails = name, characters, fails
         times = {"arrival_ns": now - waited_ms * MS, "deadline_ns": allowed_ms and now + allowed_ms * MS}
         self.until_ns = allowed_ms and now + (allowed_ms - waited_ms) * MS // 2  # when half of its time is over
         rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if name == "poor" else 0, "homes": 1}
         tenant = SimpleNamespace(id=name, uid=hash(name), version=1, domain="law", task_object=find_task("classify"), **rates)
         self.answers, self.is_deferred = [], False
         texts = ["a" * min(text, characters - start) for start in range(0, characters, text)]
-        super().__init__(VIEW, tenant, texts, None, False, None, self._defer, at_once, head_of(VIEW, tenant)._replace(**times))
+        super().__init__(VIEW, tenant, texts, None, False, None, self._defer, head_of(VIEW, tenant)._replace(**times))
         self.tokens = 100
 
     def sent(self, respond):
@@ -73,18 +71,19 @@ class Idle(BaseException):
 
 
 class World(Clock):
-    """The lookup, the time and the clients of a service. `waiting` and `refused`: how many it keeps."""
+    """The lookup, the time and the clients of a service. `waiting`: how many it keeps."""
 
-    def __init__(self, waiting=1000, refused=1000):
+    def __init__(self, waiting=1000):
         super().__init__(1000.0)
         self.asked: list[Asked] = []
         self.ahead, self.read_s, self.fault = 0, 0.001, None
         self.meanwhile = lambda: None  # while a turn reads, or waits for those ahead
         self.is_closed = self.has_been_full = self._offers = self._steps = False
         self.poor_is_charged, self.counted, self.wrong = False, Counter(), []
-        self.meter, self.limits, self.quotas = Meter(), (waiting, refused), Quotas(self.monotonic)
-        bounds = Limits(waiting, 1 << 40), Limits(refused, KEPT)
-        self.service = LookupService(self, self.meter, self.quotas, lambda: self.ahead, *bounds, soon_s=0.0, clock=self)
+        self.meter, self.most, bounds = Meter(), waiting, Limits(waiting, 1 << 40)
+        self.service = LookupService(
+            self, self.meter, Quotas(self.monotonic), lambda: self.ahead, bounds, soon_s=0.0, clock=self
+        )
 
     # The service calls these.
 
@@ -124,8 +123,8 @@ class World(Clock):
         self._check(one.is_deferred or self._offers == one, "it was answered by another thread, and not deferred")
         one.answers.append(answer)
         if isinstance(answer, QueueFull):
-            is_kept = not one.at_once and one.characters <= KEPT
-            self._check(self.has_been_full and (self._offers or is_kept), "it was not refused at once")
+            self._check(self.has_been_full and self._offers, "it was refused though there was room, or not at once")
+            self._check(mentions(answer, one.name, f"retry after {RETRY_S} s"), "the refusal does not say who may come when")
         elif isinstance(answer, DeadlineMissed):
             self._check(self._late([one]), "it was not late")
         elif isinstance(answer, Quota):
@@ -153,13 +152,10 @@ class World(Clock):
     def unanswered(self):
         return [one for one in self.asked if not one.answers]
 
-    def kept(self) -> int:
-        return len(self.service._refused._kept)
-
     def offer(self, *given, **more) -> Asked:
         one = Asked(*given, now=self.monotonic_ns(), **more)
         is_free = not (self.waiting() or self._steps or self._offers or self.is_closed) and self.ahead < MOST_AHEAD
-        self.has_been_full |= self.waiting() + len(one.pieces(PIECE)) > self.limits[0]
+        self.has_been_full |= self.waiting() + len(one.pieces(PIECE)) > self.most
         self.asked.append(one)
         outer, self._offers = self._offers, one
         self.service.submit([one.sent(partial(self._respond, one))])
@@ -171,8 +167,7 @@ class World(Clock):
         """Does a turn, if anybody waits."""
         if not self.waiting():
             return
-        late, kept, unanswered = self._late(self.unanswered()), self.kept(), len(self.unanswered())
-        self._steps, offered = True, len(self.asked)
+        late, self._steps = self._late(self.unanswered()), True
         try:
             self.service.take_turn()
         except Idle:
@@ -180,10 +175,6 @@ class World(Clock):
         finally:
             self._steps = False
         assert all(one.answers for one in late), "what is late was not told so"
-        if len(self.asked) == offered and kept:
-            assert self.kept() <= max(0, kept - (unanswered - len(self.unanswered()) - len(late)) // 2), (
-                "no refusal left with an answer"
-            )
 
     def close(self):
         self.is_closed = self._steps = True
@@ -205,11 +196,11 @@ class World(Clock):
 class Lookups(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.world = World(waiting=4, refused=2)
+        self.world = World(waiting=4)
 
     @rule(
         name=st.sampled_from(["noisy", "noisy", "quiet", "poor"]), characters=st.sampled_from([1, SHORT, LONG, 3 * PIECE]),
-        allowed_ms=st.sampled_from([0, 0, 1, 40]), waited_ms=st.sampled_from([0, 20, 60]), at_once=st.booleans(),
+        allowed_ms=st.sampled_from([0, 0, 1, 40]), waited_ms=st.sampled_from([0, 20, 60]),
         fails=st.sampled_from(["", "", "", "gone", *FAILURES]), meanwhile=st.booleans(),
     )  # fmt: skip
     def offer(self, meanwhile, **given):
@@ -241,11 +232,9 @@ class Lookups(RuleBasedStateMachine):
         self.world.close()
 
     @invariant()
-    def nothing_is_wrong_and_little_is_kept(self):
-        waiting, kept = self.world.waiting(), self.world.kept()
+    def nothing_is_wrong_and_few_wait(self):
         assert not self.world.wrong, self.world.wrong[0]
-        assert waiting <= 4 and kept <= 2, "more are kept than there is room for"
-        assert waiting or not kept, "refusals wait though no turn follows"
+        assert self.world.waiting() <= 4, "more wait than there is room for"
 
     def teardown(self):
         self.world.meanwhile = lambda: None
@@ -263,24 +252,6 @@ def world():
     world = World(waiting=3)
     yield world
     world.end()
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(0.0, LEAST_PAUSE), (0.5, 1.5), (60.0, LONGEST_PAUSE)])
-def test_a_refused_request_may_come_back_when_those_who_wait_are_looked_up_and_its_refusal_leaves_with_an_answer(
-    world, seconds, said
-):
-    """Clients that ask again at once would otherwise take the time of those who wait."""
-    world.read_s = seconds
-    for _ in range(200):
-        world.offer(), world.offer()
-        world.step()
-        world.step()
-    for _ in range(3):
-        world.offer("noisy")
-    told, kept = world.offer("noisy", at_once=True), world.offer("noisy")
-    assert mentions(told.answers[0], f"{said:.1f}") and not kept.answers
-    world.step()
-    assert isinstance(kept.answers[0], QueueFull)
 
 
 @pytest.mark.parametrize("room", [2, 3])
@@ -304,16 +275,6 @@ def test_a_text_that_is_read_whole_is_charged_whole(world):
         before, quiet = quiet, world.offer("quiet")
         world.step()
         assert before.answers == [FOUND] and not later.answers
-
-
-def test_the_pace_is_that_of_pieces(world):
-    world.read_s = 0.5
-    for _ in range(200):
-        world.offer("noisy", 3 * PIECE)
-        for _ in range(3):
-            world.step()
-    world.offer("noisy", 3 * PIECE)
-    assert mentions(world.offer("noisy", at_once=True).answers[0], "1.5")
 
 
 def test_who_brings_many_short_requests_reads_some_of_them(world):

@@ -211,8 +211,7 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
 
 
-def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_probe_is_answered_uncounted(toy, monkeypatch):
-    """Refusals to others wait (`tests/lookup/test_service.py`): a client that asks again at once gains nothing."""
+def test_only_requests_that_the_alias_has_forwarded_say_their_arrival_and_a_probe_is_answered_uncounted(toy, monkeypatch):
     taken, forwarding = [], Forwarding(os.getppid())
     monkeypatch.setattr(LookupService, "submit", lambda service, requests: taken.extend(requests))
     with server_environment(monkeypatch), model_of(toy.repository, "toy-lookup", "hplm_lookup") as model:
@@ -221,7 +220,6 @@ def test_only_requests_that_the_alias_has_forwarded_are_refused_at_once_and_a_pr
         model._service.meter.take()
         (probe,) = model.execute([Request({"TEXT": [""]}, {PROBED: True})])
         assert probe["TICKET"].tobytes() == PROBE and not model._service.meter.take()[0], "it was counted"
-    assert [one.refuse_at_once for one in taken] == [True, False, False, False, False]
     assert [one.head.arrival_ns == 5 for one in taken] == [True, False, False, False, False]
 
 
