@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,8 @@ import tempfile
 import time
 import venv
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bite.faults import FAULTS, Fault
@@ -52,15 +54,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hplm-bite-") as folder:
         copy_tree(copy := Path(folder, "tree"))
         make_python(copy)
-        for fault in faults:
-            began = time.monotonic()
-            outcome, *said = bite(fault, copy, began + args.limit, args.quick)
-            outcomes[outcome] += 1
-            # Below an outcome stand the test that found the fault, and what it said in its first line.
-            print(f"{outcome:<7}{time.monotonic() - began:>6.0f} s  {fault.name}", *said, sep=f"\n{'':<17}", flush=True)
-            if args.log:
-                with args.log.open("a", encoding="utf-8") as log:
-                    print(f"{outcome} {fault.name}: {' '.join(said[:1])}", file=log)
+        with warm_pytest(copy) as warm:
+            for fault in faults:
+                began = time.monotonic()
+                outcome, *said = bite(fault, copy, warm, began + args.limit, args.quick)
+                outcomes[outcome] += 1
+                # Below an outcome stand the test that found the fault, and what it said in its first line.
+                print(f"{outcome:<7}{time.monotonic() - began:>6.0f} s  {fault.name}", *said, sep=f"\n{'':<17}", flush=True)
+                if args.log:
+                    with args.log.open("a", encoding="utf-8") as log:
+                        print(f"{outcome} {fault.name}: {' '.join(said[:1])}", file=log)
     print(f"\nfound {outcomes['found']} of {len(faults)}")
     return int("stale" in outcomes)
 
@@ -90,7 +93,7 @@ def make_python(copy: Path) -> None:
     (packages / "copy.pth").write_text("\n".join(map(str, own)))
 
 
-def bite(fault: Fault, copy: Path, until: float, quick: bool) -> tuple[str, ...]:
+def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, quick: bool) -> tuple[str, ...]:
     """Puts a fault in, runs its tests, and takes it out. Returns the outcome, and what there is to say of it.
 
     Runs the quick tests of each room, and then, if `quick` is false, the slow ones of all rooms.
@@ -104,43 +107,51 @@ def bite(fault: Fault, copy: Path, until: float, quick: bool) -> tuple[str, ...]
             while True:
                 before = fault.put_into(copy)
                 try:
-                    failed = first_failure(copy, [*run, *left_out], until)
+                    failed = first_failure(warm, [*run, *left_out], until)
                 finally:
                     for file, text in before.items():
                         file.write_text(text, "utf-8")
                 if failed is None:
                     break
-                if first_failure(copy, [failed[0]], until) is None:
+                if first_failure(warm, [failed[0]], until) is None:
                     return "found", *failed
                 left_out.append(f"--deselect={failed[0]}")
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         return ("limit",)
     return ("missed",)
 
 
-def first_failure(copy: Path, tests: list[str], until: float) -> tuple[str, str] | None:
-    """Returns the first test that fails, and the first line of its message."""
-    shutil.rmtree(copy / ".hypothesis", ignore_errors=True)
-    command = [copy / PYTHON, "-m", "pytest", "-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+@contextmanager
+def warm_pytest(copy: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yields the process of `tests.bite.warm`."""
     own = {"PYTHONDONTWRITEBYTECODE": "", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "COLUMNS": "1000"}
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [*command, "--hypothesis-profile=found"], cwd=copy, env={**os.environ, **own}, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    process = subprocess.Popen(
+        [copy / PYTHON, "-m", "tests.bite.warm"], cwd=copy, env={**os.environ, **own}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    with process:
         try:
-            code = process.wait(max(1.0, until - time.monotonic()))
-        finally:  # ends what it has started too
-            for number in (signal.SIGINT, signal.SIGKILL):
-                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, number)
-                    process.wait(20)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
+            yield process
+        finally:
+            process.terminate()  # ends the tests too
+            process.wait()
+
+
+def first_failure(warm: subprocess.Popen[str], tests: list[str], until: float) -> tuple[str, str] | None:
+    """Returns the first test that fails, and the first line of its message."""
+    assert warm.stdin is not None and warm.stdout is not None
+    with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+        options = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=found"]
+        print(json.dumps([max(1.0, until - time.monotonic()), output.name, *options, *tests]), file=warm.stdin, flush=True)
+        code, text = warm.stdout.readline().strip(), output.read()
+    if not code:
+        raise ChildProcessError("tests.bite.warm has ended: see its traceback")
+    if code == "None":
+        raise TimeoutError
     if found := ENDED.search(text):
         return found[1], found[2] or ""
     # 5: no test was chosen
-    return ("pytest itself", (text.strip().splitlines() or [""])[-1]) if code not in (0, 5) else None
+    return ("pytest itself", (text.strip().splitlines() or [""])[-1]) if code not in ("0", "5") else None
 
 
 if __name__ == "__main__":
