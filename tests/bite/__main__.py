@@ -57,7 +57,7 @@ def main() -> int:
         with warm_pytest(copy) as warm:
             for fault in faults:
                 began = time.monotonic()
-                outcome, *said = bite(fault, copy, warm, began + args.limit, args.quick)
+                outcome, *said = bite(fault, copy, warm, began + args.limit, [QUICK] if args.quick else [QUICK, SLOW])
                 outcomes[outcome] += 1
                 # Below an outcome stand the test that found the fault, and what it said in its first line.
                 print(f"{outcome:<7}{time.monotonic() - began:>6.0f} s  {fault.name}", *said, sep=f"\n{'':<17}", flush=True)
@@ -93,17 +93,16 @@ def make_python(copy: Path) -> None:
     (packages / "copy.pth").write_text("\n".join(map(str, own)))
 
 
-def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, quick: bool) -> tuple[str, ...]:
+def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, kinds: list[tuple[str, str]]) -> tuple[str, ...]:
     """Puts a fault in, runs its tests, and takes it out. Returns the outcome, and what there is to say of it.
 
-    Runs the quick tests of each room, and then, if `quick` is false, the slow ones of all rooms.
     What fails without the fault too does not count.
     """
     if said := fault.stale(copy):
         return "stale", said
     left_out, rooms = list[str](), fault.tests(copy)
     try:
-        for run in [[*QUICK, room] for room in rooms] + ([] if quick else [[*SLOW, *rooms]]):
+        for run in [[*kind, room] for kind in kinds for room in rooms]:
             while True:
                 before = fault.put_into(copy)
                 try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hplm import compiled
-from hplm.errors import Broken
+from hplm.errors import Broken, OutOfCapacity
 from hplm.model import faults
 from hplm.model.cpu import compute_with
 from testing.toy import WORDS
@@ -38,6 +38,7 @@ def test_a_fault_that_stays_is_told_from_a_full_device_and_from_other_errors(err
     # As while another thread records kernels.
     monkeypatch.setattr(torch.cuda, "empty_cache", Mock(side_effect=RuntimeError("captures_underway.empty()")))
     assert (faults.stays(error), faults.is_out_of_memory(error)) == expected
+    assert isinstance(faults.failure("computing", error), OutOfCapacity) == (expected is FULL)
 
 
 def test_a_thread_has_a_number_of_its_own():
