@@ -9,6 +9,7 @@ from __future__ import annotations
 import filecmp
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
@@ -16,7 +17,7 @@ from hplm.errors import InvalidInput
 from hplm.plot.table import Branch, Table
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.knowledge import TenantKnowledge
-from hplm.tenants.manager import DomainChange, Manager, TenantChange
+from hplm.tenants.manager import DomainChange, Manager, Published, TenantChange
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.tables import newest_version
 
@@ -27,10 +28,6 @@ def add_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
 
 def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
     return manager.update(tenant_id, _trained(manager, store, tenant_id))
-
-
-def publish_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChange:
-    return manager.publish(tenant_id, _trained(manager, store, tenant_id))
 
 
 class Trained:
@@ -46,7 +43,14 @@ class Trained:
         self.newest = {tenant.id: tenant.version for tenant in self._tenants.values()}
 
     def publish(self, change: Change, tenant_id: str) -> None:
-        self._manager.put(change, tenant_id, self._store.knowledge(self._tenants[tenant_id]))
+        self._manager.put(change, tenant_id, self._knowledge(tenant_id))
+
+    def publish_all(self) -> Published:
+        """Serves them in one change, whether they are served already or not."""
+        return self._manager.publish({tenant_id: partial(self._knowledge, tenant_id) for tenant_id in self.newest})
+
+    def _knowledge(self, tenant_id: str) -> TenantKnowledge:
+        return self._store.knowledge(self._tenants[tenant_id])
 
 
 def add_domain(manager: Manager, store: Store, name: str) -> DomainChange:

@@ -271,7 +271,12 @@ def log(*, served: Served = HERE) -> dict:
 
 
 def changed(manager: Manager, change: TenantChange) -> dict:
+    return settled(manager, f"{of_versions(change)}, generation {change.generation}", **asdict(change))
+
+
+def of_versions(change: TenantChange) -> str:
+    """Says which version a tenant had and has."""
     versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
     if change.before == change.after:
         versions = f"version {change.after} has this content already, nothing was changed"
-    return settled(manager, f"tenant {change.tenant}: {versions}, generation {change.generation}", **asdict(change))
+    return f"tenant {change.tenant}: {versions}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hplm.clock import Clock
-from hplm.errors import HplmError, InvalidInput, OutOfCapacity, some
+from hplm.errors import Broken, HplmError, InvalidInput, OutOfCapacity, some
 from hplm.location import Location
 from hplm.plot.table import Table
 from hplm.registry.opening import opened
@@ -37,6 +37,13 @@ class TenantChange:
     tenant: str
     before: int | None  # version
     after: int | None
+
+
+@dataclass(frozen=True)
+class Published:
+    generation: int
+    tenants: Sequence[TenantChange]  # also those whose served version has the same content
+    refused: Mapping[str, str]  # why, by tenant
 
 
 @dataclass(frozen=True)
@@ -87,15 +94,30 @@ class Manager:
 
         return self.registry.change("tenant update", edit)
 
-    def publish(self, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
-        """Adds a tenant, or its next version if it is served. Changes nothing if the served version has the same content."""
+    def publish(self, wanted: Mapping[str, Callable[[], TenantKnowledge]]) -> Published:
+        """Adds tenants, or their next versions if they are served, in one change. A tenant that is refused holds up no other.
 
-        def edit(change: Change) -> TenantChange:
-            served = change.tenants.get(tenant_id)
-            if served is None or not knowledge.is_of(served):
-                return self.put(change, tenant_id, knowledge)
-            change.is_empty = True
-            return TenantChange(change.generation - 1, tenant_id, served.version, served.version)
+        Changes nothing if the served versions have the same content. `wanted`: reads what a tenant knows, by id.
+        """
+
+        def edit(change: Change) -> Published:
+            done, refused = list[TenantChange](), dict[str, str]()
+            for tenant_id, read in wanted.items():
+                served = change.tenants.get(tenant_id)
+                try:
+                    knowledge = read()
+                    if served is not None and knowledge.is_of(served):
+                        done.append(TenantChange(change.generation, tenant_id, served.version, served.version))
+                    else:
+                        done.append(self.put(change, tenant_id, knowledge))
+                except (InvalidInput, Broken) as error:
+                    refused[tenant_id] = str(error)
+            made = [one.tenant for one in done if one.before != one.after]
+            change.is_empty = not made
+            if len(made) > 1:
+                change.details = {"tenants": made}
+            generation = change.generation - change.is_empty
+            return Published(generation, [replace(one, generation=generation) for one in done], refused)
 
         return self.registry.change("tenant publish", edit)
 

@@ -1,6 +1,7 @@
 """`hplm domain` and `hplm import` in a store, as a user meets them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from builder.importing.folders import write_page
 from builder.store.store import Store
 from hplm.cli.main import main
 from hplm.tenants.directory import Directory
+from testing.random_store import random_tenant
 from tests.builder.checkpoints import SIZES, save_base, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, make_imported_store, texts, tuned
 from tests.builder.stores import add_tenant, corpus, some_lines
 from tests.cli.commands import printed, refused, run
+from tests.cli.conftest import ACME
 from tests.support.learning import by_one_step
 from tests.support.message import mentions
 
@@ -70,6 +73,25 @@ def test_inspect_prints_the_facts_of_a_table(grown, capsys, tmp_path):
         assert kept["int8_bytes"] < kept["fp16_bytes"] or not kept["ngrams"]
     lines = printed(capsys, *inspect, "--version", "1", "--text", text).splitlines()
     assert sum(mentions(line, "acme") for line in lines) == 2, "as one that stands on it, and as one that is behind"
+
+
+def test_all_tenants_of_a_store_are_published_in_one_change_and_one_that_is_refused_holds_up_no_other(live, capsys):
+    store, places = live
+    command = ["tenant", "publish", *store, *places]
+    for served in (None, 1):  # the second time nothing is changed
+        done = run(capsys, *command, status=3)
+        versions = {name: [one["before"], one["after"]] for name, one in done["tenants"].items()}
+        assert versions == {"acme": [served, 1], "tenant-3": [1, 1]} and done["generation"] == 1
+        assert set(done["refused"]) == {"tenant-0", "tenant-1", "tenant-2"}  # their table is not served yet
+        assert mentions(done["refused"]["tenant-0"], "bio", 2, "hplm domain")
+    assert mentions(refused(capsys, *command[:2], "tenant-0", *command[2:]), "bio", 2)
+    assert mentions(refused(capsys, *command[:2], "acme", "nobody", *command[2:]), "'nobody'")
+    printed(capsys, "domain", "update", "--name", "bio", *store, *places)
+    random_tenant(live.store, replace(ACME, version=2), 0.3, seed=2)
+    done = run(capsys, *command[:2], "acme", "tenant-0", *command[2:])
+    assert done["tenants"] == {"acme": {"before": 1, "after": 2}, "tenant-0": {"before": 2, "after": 2}}
+    lines = printed(capsys, *command).splitlines()
+    assert len(lines) == 6 and mentions(lines[-1], 5, "generation 3")
 
 
 @pytest.mark.usefixtures("in_this_process")

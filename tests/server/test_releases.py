@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from builder.publish.export import export
+from builder.publish.live import Trained
 from builder.store.seen import SeenTexts
 from builder.store.store import Store
 from builder.store.verification import store_parts
@@ -55,7 +56,7 @@ def test_its_store_exports_the_same_and_goes_on(tmp_path, archive):
     assert not export(store, tmp_path / "repository", replace(ENCODER, slots=2)).is_new
     assert store.seen(store.tenant("plain")) == SeenTexts(frozenset({1, 2**64 - 1}), frozenset({3}))
     before, ids = live.current(), store.tenant_ids()
-    assert [live.publish(name, store.knowledge(store.known_tenant(name))).after for name in ids] == [1] * len(ids)
+    assert [one.after for one in Trained(live, store, ids).publish_all().tenants] == [1] * len(ids)
     assert live.current().generation == before.generation, "the same content is published again"
     random_tenant(store, replace(store.known_tenant("plain"), version=2), 0.3, seed=1)
-    assert live.publish("plain", store.knowledge(store.known_tenant("plain"))).after == 2
+    assert [one.after for one in Trained(live, store, ["plain"]).publish_all().tenants] == [2]

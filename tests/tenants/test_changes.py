@@ -10,7 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from builder.publish.live import publish_tenant
+from builder.publish.live import Trained
 from builder.store.store import TenantVersion
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
 from hplm.levels.calibration import Calibration
@@ -68,7 +68,7 @@ def test_the_same_content_is_published_once(place, live):
     store = place[0]
 
     def published(name="new-a"):
-        done = publish_tenant(live, store, name)
+        (done,) = Trained(live, store, [name]).publish_all().tenants
         return done.before, done.after
 
     assert [published(), published()] == [(None, 1), (1, 1)]
@@ -86,13 +86,13 @@ def test_numbers_that_0_1_0_had_calibrated_are_served_without_until_an_update_re
     exits = replace(exits, exits=replace(exits.exits, calibrations=(replace(first, kind="interval"), *others)))
     old = replace(own, calibration=Calibration("bins"), exits=exits)
     with mock.patch.object(TenantKnowledge, "check"):
-        assert live.publish("number", old).after == 1
+        assert live.publish({"number": lambda: old}).tenants[0].after == 1
     served = Manager.open(*place[1:]).current().find("number")
     assert (served.calibration, served.exits) == (None, None) and served.head is not None
     read = TenantKnowledge.read(old.packed(), 1)
     for kind in ("'bins'", "'interval'"):
         assert [kind in one.message for one in caplog.records].count(True) == 2, "one line of the registry, one of the file"
-    assert live.publish("number", read).after == 2 and (read.calibration, read.exits) == (None, None)
+    assert live.publish({"number": lambda: read}).tenants[0].after == 2 and (read.calibration, read.exits) == (None, None)
 
 
 def test_a_new_key_is_not_lost_where_the_disk_is_full_after_it(live):
