@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -19,10 +17,8 @@ import numpy as np
 
 from builder.said import progress_bar, say_costs
 from builder.store.resumable import META, mapped, read_json, write_json
-from builder.tables.encoding import tokenised
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus
-from builder.worker_processes import processes_that_fit
 from hplm.clock import Clock
 from hplm.errors import Broken, InvalidInput
 from hplm.model.tokenizer import Tokenizer
@@ -30,8 +26,6 @@ from hplm.model.tokenizer import Tokenizer
 FOLDER = "corpus"  # in the folder of a build
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 20  # the tokenizer's result takes far more memory than the text
-BYTES_A_PROCESS = 16 << 20  # of the corpus: a process takes seconds to start
-BYTES_EACH = 1 << 30  # the most memory that a process takes, of a document as long as a line may be
 
 
 class Corpus(Sequence[np.ndarray]):
@@ -88,40 +82,23 @@ def tokenize_corpus(paths: Sequence[Path], tokenizer: Tokenizer, folder: Path, c
     size = sum(size for _, size in inputs)
     _say_costs(paths, size, tokenizer, folder.parent, clock)
     folder.mkdir(parents=True, exist_ok=True)
-    processes = processes_that_fit(size // BYTES_A_PROCESS, BYTES_EACH)
-    title = "tokenising the corpus" + f" by {processes} processes" * (processes > 1)
-    bar = progress_bar(title=title, total=size, unit="B", unit_scale=True)
+    bar = progress_bar(title="tokenising the corpus", total=size, unit="B", unit_scale=True)
     with bar, open(folder / "tokens", "ab") as tokens, open(folder / "ends", "ab") as ends:
         for file, whole in ((tokens, 4 * done["tokens"]), (ends, 8 * done["documents"])):
             if file.tell() < whole:
                 raise Broken(f"{file.name} has {file.tell()} bytes of {whole}: remove {folder} to tokenise the corpus again")
             file.truncate(whole)
-        read = deque([0])  # bytes of each batch that is not tokenised yet, and of the next one
-
-        def add(size: int) -> None:
-            read[-1] += size
-
-        def batches() -> Iterator[list[str]]:
-            documents = read_corpus(paths, add)
-            for _ in islice(documents, done["lines"]):
-                bar.update(read[-1])
-                read[-1] = 0
-            for batch in _batches(documents):
-                read.append(0)
-                yield batch
-
-        with closing(tokenised(batches(), tokenizer, processes)) as tokenising:
-            for lines, ids, lengths in tokenising:
-                ids.tofile(tokens)
-                (np.cumsum(lengths) + done["tokens"]).astype(np.uint64).tofile(ends)
-                for file in (tokens, ends):
-                    file.flush()
-                    os.fsync(file.fileno())
-                more = {"lines": done["lines"] + lines, "documents": done["documents"] + len(lengths)}
-                write_json(begun, done := {**done, **more, "tokens": done["tokens"] + len(ids)})
-                bar.set_postfix_str(f"{done['tokens']:,} tokens", refresh=False)
-                bar.update(read.popleft())
-        bar.update(read.pop())
+        for batch in _batches(islice(read_corpus(paths, bar.update), done["lines"], None)):
+            documents = tokenizer.encode_documents(batch)
+            until = np.cumsum([len(document) for document in documents]) + done["tokens"]
+            np.concatenate(documents).astype(np.uint32).tofile(tokens)
+            until.astype(np.uint64).tofile(ends)
+            for file in (tokens, ends):
+                file.flush()
+                os.fsync(file.fileno())
+            more = {"lines": done["lines"] + len(batch), "documents": done["documents"] + len(documents)}
+            write_json(begun, done := {**done, **more, "tokens": int(until[-1])})
+            bar.set_postfix_str(f"{done['tokens']:,} tokens", refresh=False)
     begun.rename(meta)
     return Corpus(folder)
 

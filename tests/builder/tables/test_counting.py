@@ -11,7 +11,6 @@ from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from builder.tables import counts as counts_room
 from builder.tables import sorted_runs
 from builder.tables.corpus import Corpus, tokenize_corpus
 from builder.tables.counts import add_counts, count_ngrams, most_bytes
-from builder.tables.encoding import AHEAD, tokenised
 from builder.tables.ranking import SHORTER_IN_ROOT, Ranking
 from builder.tables.sorted_runs import Run, rows_in
 from builder.tables.text_files import LONGEST_LINE, READ_AT_ONCE
@@ -193,25 +191,6 @@ def test_a_corpus_is_never_taken_for_another_nor_filled_with_zeros(tmp_path):
         os.truncate(corpus.folder / part, 4)
         with pytest.raises(Broken, match=mentioning(corpus.folder / part, 4)):
             tokenize_corpus(texts[:1], tokenizer, corpus.folder)
-
-
-@pytest.mark.parametrize("processes", [2, 5])
-def test_several_processes_make_the_same_corpus_and_read_few_batches_ahead(tmp_path, monkeypatch, in_this_process, processes):
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # they set it
-    monkeypatch.setattr("builder.tables.corpus.BATCH_DOCUMENTS", 3)
-    tokenizer, path = Tokenizer(tokenizer_json(CONFIG.vocabulary), positions=8), tmp_path / "corpus.txt"
-    path.write_text("\n".join(some_lines(50, 1)))
-    alone = tokenize_corpus([path], tokenizer, tmp_path / "alone")
-    monkeypatch.setattr("builder.tables.corpus.processes_that_fit", lambda *_: processes)
-    monkeypatch.setattr("builder.tables.corpus.progress_bar", lambda **given: shown.append(MagicMock(**given)) or shown[0])
-    shown = []
-    assert content(tokenize_corpus([path], tokenizer, tmp_path / "side by side").folder) == content(alone.folder)
-    moves = [move.args[0] for move in shown[0].update.call_args_list]
-    assert len(moves) == 17 + 1 and sum(moves) == path.stat().st_size == shown[0].total  # for each batch, and for the end
-    assert mentions(shown[0].title, processes)
-    given = iter([[line] for line in some_lines(40, 1)])
-    assert next(tokenised(given, tokenizer, processes))[0] == 1
-    assert len(list(given)) == 40 - AHEAD * processes
 
 
 def test_the_time_and_the_most_space_are_said_before(tmp_path, capsys):
