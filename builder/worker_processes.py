@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,8 +58,8 @@ class Killed(HplmError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a training process was killed, perhaps because memory ran out. Give it more memory and run the same command: "
-            "it continues from what is done"
+            "a worker process was killed, perhaps because memory ran out. Give it more memory and run the same command: it "
+            "continues from what is done"
         )
 
 
@@ -70,7 +71,8 @@ class Workers(Executor):
         self._start, self._free = start, SimpleQueue[Executor]()
         for _ in range(count):
             self._free.put(start())
-        self._waiting = ThreadPoolExecutor(count, "worker")
+        # A process inherits the mask: Ctrl-C would end it with a traceback before it is killed.
+        self._waiting = ThreadPoolExecutor(count, "worker", signal.pthread_sigmask, (signal.SIG_BLOCK, [signal.SIGINT]))
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._waiting.submit(self._do, partial(fn, *args, **kwargs))
@@ -87,8 +89,8 @@ class Workers(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
-        while not self._free.empty():
-            self._free.get().shutdown(wait)
+        while wait and not self._free.empty():
+            self._free.get().shutdown()
 
 
 @contextmanager
@@ -98,13 +100,17 @@ def worker_processes(count: int, threads: int | None = None) -> Generator[Worker
     `threads`: of torch in each; None: as it chooses.
     """
     context = get_context("spawn")
+    resource_tracker.ensure_running()  # which would change the mask of the thread that starts the first process
     told, line = context.Pipe(duplex=False)
     pool = Workers(count, lambda: ProcessPoolExecutor(1, context, initializer=_begin, initargs=(told, threads)))
     try:
         yield pool
     except BaseException:
-        line.close()
-        pool.shutdown(cancel_futures=True)
+        line.close()  # ends those that are just being started
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in active_children():
+            process.kill()
+        pool.shutdown()
         raise
     else:
         pool.shutdown()  # once all tasks are done

@@ -14,7 +14,7 @@ from builder.worker_processes import Killed, _available, outcomes, worker_proces
 from hplm.errors import HplmError
 from hplm.server.process_group import lives
 from tests.support.message import mentions
-from tests.support.wait import eventually
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,25 @@ if __name__ == "__main__":
         print(pool.submit(os.getpid).result(), flush=True)
         time.sleep(600)
 """
+
+# Its workers take long to import what they do.
+STARTING = """
+import time
+from builder.worker_processes import worker_processes
+if __name__ == "__main__":
+    with worker_processes(2) as pool:
+        pool.submit(print).result()
+else:
+    print("starting", flush=True)
+    time.sleep(600)
+"""
+
+
+def run_script(path, script):
+    """Starts a script in a process group, as a terminal does."""
+    path.write_text(script)
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, str(path)], env=os.environ | {"PYTHONPATH": os.getcwd()}, **given)
 
 
 def test_work_is_finished_before_the_pool_ends_but_ended_by_an_error():
@@ -40,10 +59,7 @@ def test_work_is_finished_before_the_pool_ends_but_ended_by_an_error():
 
 
 def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
-    script = tmp_path / "owner.py"
-    script.write_text(OWNER)
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as owner:
+    with run_script(tmp_path / "owner.py", OWNER) as owner:
         worker = int(owner.stdout.readline())
         running = lives(worker)
         owner.kill()
@@ -51,7 +67,15 @@ def test_a_worker_ends_when_its_owner_is_killed(tmp_path):
     eventually(lambda: not lives(worker))
 
 
-def test_a_killed_training_is_reported_as_killed():
+def test_ctrl_c_ends_workers_that_are_still_starting_and_says_so_once(tmp_path):
+    with run_script(tmp_path / "starting.py", STARTING) as owner:
+        assert owner.stdout.readline() == "starting\n"
+        os.killpg(owner.pid, signal.SIGINT)
+        _, said = owner.communicate(timeout=PATIENCE)  # until no worker has its output any more
+    assert said.count("Traceback") == 1 and said.endswith("KeyboardInterrupt\n")
+
+
+def test_a_killed_job_is_reported_as_killed():
     with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
         pool.submit(signal.raise_signal, signal.SIGKILL).result()
 
