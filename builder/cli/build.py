@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import WHOLE, ColumnNames, PartOption, open_store
+from builder.cli.options import ColumnNames, PartOption, open_store
+from builder.part import WHOLE
 from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.options import (
     CORPUS,
@@ -172,7 +173,7 @@ def counts(
         config = made.config
         reading = Reading(made.tokenizer_json, config.positions, config.start_id, KeySpace(config.vocabulary, config.window))
     with locked_folder(to, str(to)):
-        counted = count_part(corpus, (part.number, part.of), reading, to)
+        counted = count_part(corpus, part, reading, to)
     print(f"{to}: {sum(counted.levels):,} n-grams of {counted.tokens:,} tokens. Give it to a build with --counts")
     return {"counts": str(to), "tokens": counted.tokens, "ngrams": sum(counted.levels), "part": [part.number, part.of]}
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from builder.cli.options import SOME_REFUSED, WHOLE, AtOnce, Part, PartOption, RayAddress, open_store
+from builder.cli.options import SOME_REFUSED, AtOnce, PartOption, RayAddress, open_store, workers
+from builder.part import WHOLE, Part
 from hplm.cli.options import (
     Device,
     Seed,
@@ -212,7 +213,6 @@ def _many(importer: Importer, folders: Folders, at_once: int | None, ray: str | 
     from builder.importing.folders import PAGE, called, write_page
     from builder.importing.reports import shown, totals
     from builder.said import progress_bar, say
-    from builder.workers import workers
 
     store, found = importer.store, []
     others = [path for path in (importer.given, Path(store.model)) if path is not None]

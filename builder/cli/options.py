@@ -1,51 +1,22 @@
-"""Options and stores that several commands of the builder read."""
+"""Options, stores and workers of several commands of the builder."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from builder.part import Part
 from builder.tasks.columns import Columns
 from hplm.cli.options import AtLeastOne, about, read
 
 if TYPE_CHECKING:
     from builder.store.store import Store
+    from builder.worker_processes import Workers
 
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Part:
-    """The share of a machine in work that several machines divide. The first part is number 1."""
-
-    number: int = 1
-    of: int = 1
-
-    @classmethod
-    def read(cls, given: str) -> Part:
-        found = re.fullmatch(r"(\d+)/(\d+)", given)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise ValueError(f"{given!r}: give I/N, such as 1/8 and so on to 8/8")
-        return cls(int(found[1]), int(found[2]))
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
-    def among(self, things: Sequence[T]) -> list[T]:
-        return [*things[self.number - 1 :: self.of]]
-
-    def page(self, name: str) -> str:
-        """Returns the name of this part's page."""
-        return name if self == WHOLE else name.replace(".html", f"-{self.number}-of-{self.of}.html")
-
-
-WHOLE = Part()
 SOME_REFUSED = 3  # exit status: some of many were refused, and the others are done. Any error is 1
 PART = "I/N: only each N-th of them, from number I on: the share of one of N machines (docs/building.md)"
 RAY = "auto, or HOST:PORT: work on the machines of this Ray cluster, which need no shared disk (docs/building.md)"
@@ -61,6 +32,23 @@ def open_store(folder: Path) -> Store:
     from builder.store.store import Store
 
     return Store(folder)
+
+
+def workers(
+    at_once: int | None, ray: str | None, store: Store, domains: Iterable[str], others: Iterable[Path], device: str = "cpu"
+) -> AbstractContextManager[Workers]:
+    """Returns what does jobs in a store: each gets a tenant's name, and things that name its files.
+
+    `at_once`: default: one, or as many as a cluster has CPUs. `domains`, `others`: newest tables and files that all tasks of a
+    cluster need.
+    """
+    if ray is None:
+        from builder.worker_processes import worker_processes
+
+        return worker_processes(at_once or 1, 1 if (at_once or 1) > 1 else None)
+    from builder.ray_workers import ray_workers
+
+    return ray_workers(ray, at_once, store, {*domains}, others, gpus=int(device.startswith("cuda")))
 
 
 def check_picture(picture: Path | None) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError
 
 from builder.cli.build import check_tenant, tenant
-from builder.cli.options import SOME_REFUSED, WHOLE, AtOnce, PartOption, RayAddress, open_store
+from builder.cli.options import SOME_REFUSED, AtOnce, PartOption, RayAddress, open_store, workers
+from builder.part import WHOLE
 from hplm.cli.options import Device, StoreFolder, about
 from hplm.errors import HplmError, InvalidInput
 
@@ -40,7 +41,6 @@ def tenants(
     from builder.page import tenants_page
     from builder.said import progress_bar, say
     from builder.worker_processes import outcomes
-    from builder.workers import workers
 
     opened = open_store(store)
     lines, page = part.among(read_tenants(file, opened, device)), opened.folder / part.page(PAGE)

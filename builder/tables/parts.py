@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from builder.part import Part
 from builder.store.branches import Branches
 from builder.store.resumable import read_json, write_json
 from builder.tables.corpus import FOLDER, tokenize_corpus
@@ -45,16 +46,13 @@ class Reading:
         return sha256(self.tokenizer_json.encode()).hexdigest()[:12]
 
 
-def count_part(files: Sequence[Path], part: tuple[int, int], reading: Reading, folder: Path) -> Counts:
-    """Counts each N-th of the files, the largest first. `part`: which, from 1, and N. A call after an interruption goes on."""
-    number, parts = part
-    if len(files) < parts:
-        raise InvalidInput(
-            f"--part {number}/{parts} of {len(files)} files: give at least as many files as parts, or split a large one"
-        )
-    files = sorted(files, key=lambda file: (-file.stat().st_size, file.name))[number - 1 :: parts]
+def count_part(files: Sequence[Path], part: Part, reading: Reading, folder: Path) -> Counts:
+    """Counts a part of the files, the largest first. A call after an interruption goes on."""
+    if len(files) < part.of:
+        raise InvalidInput(f"--part {part} of {len(files)} files: give at least as many files as parts, or split a large one")
+    files = part.among(sorted(files, key=lambda file: (-file.stat().st_size, file.name)))
     inputs = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    of = {"tokenizer": reading.digest, "part": [number, parts], "files": inputs}
+    of = {"tokenizer": reading.digest, "part": [part.number, part.of], "files": inputs}
     if not (folder / OF).exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / OF, of)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from builder.part import Part
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.parts import Reading, count_part, read_parts
 from builder.tables.root import RootOptions, build_root
@@ -18,8 +19,6 @@ from tests.support.killed import content
 from tests.support.message import mentioning, mentions
 
 pytestmark = pytest.mark.slow
-
-WHOLE = (1, 1)
 
 
 @pytest.fixture
@@ -64,16 +63,16 @@ def test_a_root_takes_counts_of_its_model(tmp_path, texts, capsys):
 def test_counts_that_are_no_whole_or_of_something_else_are_refused(tmp_path, texts, capsys):
     store = rooted(tmp_path)
     reading, first = Reading.of(store), tmp_path / "first"
-    count_part(texts, (1, 3), reading, first)
+    count_part(texts, Part(1, 3), reading, first)
     with pytest.raises(InvalidInput, match=mentioning("2, 3", "--counts")):
         build_domain(store, "bio", texts, replace(SMALL, counts=[str(first)]), NO_TIME, DEVICE)
     assert not store.work_folder("bio", 1).exists()
     with pytest.raises(InvalidInput, match=mentioning(first, "--to")):
-        count_part(texts, (2, 3), reading, first)
+        count_part(texts, Part(2, 3), reading, first)
     with pytest.raises(InvalidInput, match=mentioning(first)):
         read_parts([first], replace(reading, tokenizer_json="{}"))
     with pytest.raises(InvalidInput, match=mentioning("--part 1/5", 4)):
-        count_part(texts, (1, 5), reading, tmp_path / "many")
+        count_part(texts, Part(1, 5), reading, tmp_path / "many")
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "none")):
         build_domain(store, "bio", texts, replace(SMALL, counts=[str(tmp_path / "none")]), NO_TIME, DEVICE)
     counting = "build", "counts", "--corpus", texts[0], "--to", tmp_path / "other"
