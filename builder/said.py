@@ -14,18 +14,23 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 SOON = 2.0  # seconds of silence
-_is_silent = ContextVar("is_silent", default=False)
+_is_silent, _subject = ContextVar("is_silent", default=False), ContextVar("subject", default="")
 
 
 def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: Any) -> tqdm[T]:
     """Returns tqdm's bar, which passes these things on. Without a title it is not shown."""
     given: Any = things  # of the types of tqdm, none is that of a bar with or without things
-    return tqdm(given, title, disable=_is_silent.get() or not title, **options)
+    return tqdm(given, _subject.get() + title, disable=_is_silent.get() or not title, **options)
 
 
 def passing_bar(things: Iterable[T], title: str, **options: Any) -> tqdm[T]:
     """Returns a bar that is shown if its work takes seconds, and goes with its end."""
     return progress_bar(things, title, leave=False, delay=SOON, **options)
+
+
+def waiting(what: str) -> tqdm[Any]:
+    """Says what goes on without steps, until it ends."""
+    return progress_bar(title=what, leave=False, bar_format="{desc} ...")
 
 
 @contextmanager
@@ -36,6 +41,16 @@ def no_progress_bars() -> Iterator[None]:
         yield
     finally:
         _is_silent.reset(before)
+
+
+@contextmanager
+def bars_of(subject: str) -> Iterator[None]:
+    """Names for a while what the bars are about."""
+    before = _subject.set(f"{subject}: ")
+    try:
+        yield
+    finally:
+        _subject.reset(before)
 
 
 def say(text: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
 from builder.importing.heads import Linear, chosen_labels, classifier, numbered_labels, reordered
 from builder.learning.bodies import WholeBody, checkpoint_of
+from builder.said import waiting
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
 from builder.training.model import TenantModel, Weights
@@ -94,7 +95,8 @@ class Family:
         self._model, self._config = model, config
         if config.is_decoder:
             raise InvalidInput(f"backbone {config.name!r} is a decoder: only fine-tuned encoders can be imported")
-        self.base, self._configuration = checkpoint_of(model, config), configuration_of(model)
+        with waiting(f"reading {model}"):
+            self.base, self._configuration = checkpoint_of(model, config), configuration_of(model)
         if self.base.skipbert:
             raise InvalidInput(f"{model!r} is a SkipBERT, from which nothing that transformers knows descends")
         if (left := self.base.total_layers - config.lower_layers - config.upper_layers) > 0:
@@ -109,7 +111,8 @@ class Family:
         `labels` and `task`: what its files do not say.
         """
         try:
-            return self._read(folder, labels, task)
+            with waiting(f"reading {folder}"):
+                return self._read(folder, labels, task)
         except (HplmError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the libraries raise anything at a damaged file

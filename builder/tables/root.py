@@ -14,7 +14,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.pictures import draw_learning
-from builder.said import say
+from builder.said import say, waiting
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
 from builder.store.resumable import clear_work_folder, write_json
 from builder.store.store import Store, absolute_model, check_name
@@ -93,8 +93,9 @@ def _planned(store: Store, build: BuildFolder, options: RootOptions) -> tuple[Ta
 
 def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, budget: Budget, device: torch.device) -> None:
     """Makes the store, unless it is there, refuses a table without room, and saves the lower layers once they have learned."""
-    checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
-    config, (lower, upper) = checkpoint.config, split(checkpoint)
+    with waiting(f"reading {model}"):
+        checkpoint = load_checkpoint(model, options.name, options.lower, options.upper, options.window)
+        config, (lower, upper) = checkpoint.config, split(checkpoint)
     check_name("backbone", config.name)
     if config.lower_layers and not build.paths:
         without = ", or --lower 0, which needs none" if config.is_decoder else ""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from builder.learning.loop import Diverged
+from builder.said import passing_bar
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers
@@ -38,25 +39,24 @@ def cut(before: Layers, after: Layers, layout: Layout) -> tuple[list[Weights], f
     Also returns the share of the squared change that it holds.
     """
     held = total = 0.0
-    adapter: list[Weights] = []
-    for old, new in zip(before, after, strict=True):
-        weights: Weights = {}
-        for at, places in _products(layout).items():
-            change = getattr(new, at).weight - getattr(old, at).weight
-            if not change.isfinite().all():
-                raise Diverged("training diverged, a weight is NaN: use a smaller --upper-rate")
-            for place in places:
-                part = change[layout.outputs(place)]
-                if place not in layout.places:  # lost: it was trained in one matrix with another projection
-                    total += float(part.square().sum())
-                    continue
-                left, values, right = torch.linalg.svd(part, full_matrices=False)
-                root = values[: layout.size].sqrt()  # split between both matrices, so that each fits in 16 bits
-                spare = layout.size - len(root)  # the layout's rank is above the matrix's own
-                weights[f"{place}/a"] = F.pad(root[:, None] * right[: layout.size], (0, 0, 0, spare))
-                weights[f"{place}/b"] = F.pad(left[:, : layout.size] * root, (0, spare))
-                held, total = held + float(root.pow(4).sum()), total + float(values.square().sum())
-        adapter.append(weights)
+    adapter: list[Weights] = [{} for _ in before]
+    layers = zip(before, after, adapter, strict=True)
+    products = [(*layer, *product) for layer in layers for product in _products(layout).items()]
+    for old, new, weights, at, places in passing_bar(products, "cutting the change to a LoRA", unit="matrix"):
+        change = getattr(new, at).weight - getattr(old, at).weight
+        if not change.isfinite().all():
+            raise Diverged("training diverged, a weight is NaN: use a smaller --upper-rate")
+        for place in places:
+            part = change[layout.outputs(place)]
+            if place not in layout.places:  # lost: it was trained in one matrix with another projection
+                total += float(part.square().sum())
+                continue
+            left, values, right = torch.linalg.svd(part, full_matrices=False)
+            root = values[: layout.size].sqrt()  # split between both matrices, so that each fits in 16 bits
+            spare = layout.size - len(root)  # the layout's rank is above the matrix's own
+            weights[f"{place}/a"] = F.pad(root[:, None] * right[: layout.size], (0, 0, 0, spare))
+            weights[f"{place}/b"] = F.pad(left[:, : layout.size] * root, (0, spare))
+            held, total = held + float(root.pow(4).sum()), total + float(values.square().sum())
     return adapter, held / total if total else 1.0
 
 

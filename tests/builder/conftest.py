@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,11 @@ def one_step():
     """Lets all that trains take one step, where a test looks at what stands around a training."""
     with by_one_step():
         yield
+
+
+@pytest.fixture
+def with_bars(monkeypatch):
+    monkeypatch.setattr("builder.said._is_silent", ContextVar("is_silent", default=False))
 
 
 @pytest.fixture

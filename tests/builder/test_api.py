@@ -13,7 +13,7 @@ from tests.builder.training.test_files import as_csv
 GUIDE = Path(__file__).parents[2] / "docs/guide.md"
 
 
-def test_the_example_of_the_guide_builds_a_store(tmp_path, monkeypatch, one_step, capsys):
+def test_the_example_of_the_guide_builds_a_store(tmp_path, monkeypatch, one_step, with_bars, capsys):
     (example,) = re.findall(r"```python\n(from pathlib .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     save_base(Path("model"))
@@ -29,4 +29,5 @@ def test_the_example_of_the_guide_builds_a_store(tmp_path, monkeypatch, one_step
     store = Store(Path("store"))
     assert {*store.domains()} == {("maths", 1), ("root", 1)} and {*store.tenant_ids()} == {"acme", "luna"}
     assert given["scores"]["metric"] == "accuracy" and 0 <= given["scores"]["hplm"] <= 1
-    assert "it explains" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "it explains" in said.out and f"reading {tmp_path}/model" in said.err
