@@ -3,8 +3,8 @@
 hplm.commands   NAME = function(app): adds the command `hplm NAME` to the `cyclopts.App` of all commands
 hplm.build      VERB or NOUN.VERB = function: a command of a store, imported when it runs
 hplm.stores     NAME = what commands take of the builder where they are given a store: `of_stores`
-hplm.rivals     NAME = function(store, evaluation, names, device, train_file, dev_file): `hplm evaluate --against NAME`;
-                returns scores by name; called once for all names with the same function
+hplm.rivals     NAME = function(store, evaluation, runs, device, train_file, dev_file): `hplm evaluate --against NAME`;
+                yields the answers of each run, a NAME and a seed; called once for all names with the same function
 hplm.policies   NAME = function(**options): returns a `hplm.scheduling.policy.Policy`
 hplm.packings   NAME = function(measure, **options): returns a `hplm.engine.packing.Packing`
 """

@@ -10,6 +10,7 @@ from builder.cli.options import ColumnNames, check_picture, open_store
 from builder.tasks.columns import AS_TRAINED
 from hplm.cli.ask import LOCAL, Connection
 from hplm.cli.options import (
+    AtLeastOne,
     Device,
     Picture,
     StoreFolder,
@@ -22,6 +23,7 @@ from hplm.cli.show import columns
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
+    from builder.evaluation.comparison import Compared
     from builder.tasks.scores import Scores
 
 AGAINST = "baselines to train on the tenant's data, with the same budget, and to score too, between commas: "
@@ -30,8 +32,8 @@ AGAINST += f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/traini
 
 def evaluate(
     *, store: StoreFolder, id: str, test: Path, int8: bool = False, against: Annotated[Words, about(AGAINST)] = (),
-    train: Path | None = None, dev: Path | None = None, picture: Picture = None, device: Device = "auto",
-    connection: Connection = LOCAL, columns: ColumnNames = AS_TRAINED,
+    seeds: AtLeastOne = 1, train: Path | None = None, dev: Path | None = None, picture: Picture = None,
+    device: Device = "auto", connection: Connection = LOCAL, columns: ColumnNames = AS_TRAINED,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 
@@ -41,19 +43,22 @@ def evaluate(
     :param id: name of the tenant
     :param test: test data in the form of the tenant's training data
     :param int8: also score with the shared products in 8 bits, as `hplm export --dtype int8` serves
+    :param seeds: for --against: train each baseline so many times, from the tenant's seed on; their mean counts
     :param train: for --against: the training data, if the file was moved
     :param dev: for --against: the dev data, if the file was moved
     """
     import torch
 
-    from builder.evaluation.evaluation import evaluate_tenant
+    from builder.evaluation.comparison import baselines, compared
+    from builder.evaluation.evaluation import evaluate_served, evaluate_tenant
     from builder.pictures import check_confusion, draw_confusion
+    from builder.said import say
     from builder.tasks.examples import hash_of
 
     if connection.url is None:
         refuse_given("works only with --url: leave it out", connection)
     if not against:
-        refuse_given("works only with --against: leave it out", train=train, dev=dev)
+        refuse_given("works only with --against: leave it out", train=train, dev=dev, seeds=seeds > 1)
     opened, on = open_store(store), device_of(device)
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
@@ -69,20 +74,18 @@ def evaluate(
         )
     if picture is not None:
         draw_confusion(evaluation, picture)
-    others = dict.fromkeys([*rivals, *registered(RIVALS), "served"])
-    scores: dict[str, Scores | None] = {"hplm": evaluation.scores, "int8": None, **others}
+    others: dict[str, Compared | None] = dict.fromkeys(["int8", *rivals, *registered(RIVALS), "served"])
     if (students := opened.knowledge(evaluation.tenant).students) is not None:
         fewer = {f"students {size}": size for size in range(len(students.members) - 1, 0, -1)}
         for name, members in {**fewer, "full stack": 0}.items():
-            scores[name] = evaluate_tenant(opened, id, examples, on, members=members).scores
+            others[name] = compared(evaluation, [evaluate_tenant(opened, id, examples, on, members=members).answers])
     if int8:
-        scores["int8"] = evaluate_tenant(opened, id, examples, torch.device("cpu"), eight_bits=True).scores
+        rounded = evaluate_tenant(opened, id, examples, torch.device("cpu"), eight_bits=True)
+        others["int8"] = compared(evaluation, [rounded.answers])
     if connection.url is not None:
-        from builder.evaluation.evaluation import score_served
-
         with connection.client(opened.config.name) as client:
-            scores["served"] = score_served(client, evaluation)
-        here, served = evaluation.scores.main, scores["served"].main
+            others["served"] = compared(evaluation, [evaluate_served(client, evaluation).answers])
+        here, served = evaluation.scores.main, others["served"].scores.main
         if abs(served - here) > 0.001:
             print(
                 f"the served score {served:.4f} differs from {here:.4f}, which was computed here in 32 bits. A server that "
@@ -90,22 +93,25 @@ def evaluate(
                 "more than a point",
                 file=sys.stderr,
             )
-    for score in dict.fromkeys(rivals.values()):
-        names = [name for name in rivals if rivals[name] is score]
-        scores |= score(opened, evaluation, names, on, train, dev)
+    for name, one in baselines(opened, evaluation, rivals, seeds, on, train, dev):
+        say(f"{name}: {one.scores.metric} {one.scores.main:.4f}, {one}")  # the others may take hours
+        others[name] = one
     print(f"{id} version {evaluation.tenant.version} on {evaluation.scores.rows:,} rows of {test}")
-    print(table(scores))
+    print(table(evaluation.scores, others))
+    known = {"hplm": evaluation.scores, **{name: one and one.scores for name, one in others.items()}}
     return {
         "tenant": id,
         "metric": evaluation.scores.metric,
-        **{name: round(own.main, 4) if own is not None else None for name, own in scores.items()},
-        "scores": {name: own.described() for name, own in scores.items() if own is not None},
+        **{name: round(own.main, 4) if own is not None else None for name, own in known.items()},
+        "scores": {"hplm": evaluation.scores.described()} | {name: one.described() for name, one in others.items() if one},
     }
 
 
-def table(scores: dict[str, Scores | None]) -> str:
+def table(own: Scores, others: dict[str, Compared | None]) -> str:
     """Returns a line for each scheme, with the main metric first."""
-    known = {name: own.values for name, own in scores.items() if own is not None}
-    metric = next(own.metric for own in scores.values() if own is not None)
-    names = [metric, *(name for name in next(iter(known.values())) if name != metric)]
-    return columns(("", *names), [(scheme, *(f"{own[name]:.4f}" for name in names)) for scheme, own in known.items()])
+    rows = [("hplm", own, ""), *((name, one.scores, str(one)) for name, one in others.items() if one is not None)]
+    names = [own.metric, *(name for name in own.values if name != own.metric)]
+    return columns(
+        ("", *names, *["DIFFERENCE"] * (len(rows) > 1)),
+        [(name, *(f"{scores.values[one]:.4f}" for one in names), *[apart] * (len(rows) > 1)) for name, scores, apart in rows],
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ from hplm.tenants.knowledge import TenantKnowledge
 
 TEXTS_AT_ONCE = 16  # in a request
 
+Answers = list[list[str]]  # of texts: the labels of their rows
+
 
 @dataclass(frozen=True)
 class Evaluation:
     tenant: TenantVersion
     texts: Texts
-    answers: list[list[str]]
+    answers: Answers
     scores: Scores
 
 
@@ -77,10 +79,10 @@ def opened(
     return body.to(device), model.to(device), Data(reader, task, labels, texts, texts, device)
 
 
-def score_served(client: Any, evaluation: Evaluation) -> Scores:
-    """Returns the scores of a server's answers. `client`: an `hplm_client.HplmClient`."""
+def evaluate_served(client: Any, evaluation: Evaluation) -> Evaluation:
+    """Evaluates a server's answers. `client`: an `hplm_client.HplmClient`."""
     tenant, examples = evaluation.tenant, evaluation.texts.examples
-    answers: list[list[str]] = [[]] * len(examples)
+    answers: Answers = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
     requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
@@ -95,4 +97,4 @@ def score_served(client: Any, evaluation: Evaluation) -> Scores:
                     "ahead of the store's)"
                 )
             answers[i] = list(answer.labels)
-    return training_task(tenant.task).score(tenant.labels, examples, answers)
+    return replace(evaluation, answers=answers, scores=training_task(tenant.task).score(tenant.labels, examples, answers))

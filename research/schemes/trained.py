@@ -7,7 +7,7 @@ teacher, and reads no text but the tenant's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,21 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.evaluation.evaluation import Evaluation
+from builder.evaluation.evaluation import Answers, Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
 from builder.learning.loop import Group, Training, train
 from builder.learning.progress import Exam
-from builder.said import say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
 from builder.tasks.columns import AS_TRAINED
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
-from builder.tasks.scores import Scores
 from builder.training.data import Data, read_data
-from builder.training.finetuning import Train, Trained, TrainingOptions, evaluate, finetune, logits_of
+from builder.training.finetuning import Train, Trained, TrainingOptions, finetune, logits_of
 from demo.data import DemoTenant
 from hplm.errors import InvalidInput
 from research.schemes.export import evenly
@@ -65,16 +63,19 @@ SCHEMES = {
 def score_schemes(
     store: Store,
     evaluation: Evaluation,
-    names: Sequence[str],
+    runs: Sequence[tuple[str, int]],
     device: torch.device,
     train_file: Path | None = None,
     dev_file: Path | None = None,
-) -> dict[str, Scores]:
-    """Trains and scores schemes with the data and the budget of the tenant's report. Pass the files if they were moved."""
+) -> Iterator[Answers]:
+    """Trains schemes with the data and the budget of the tenant's report, and yields what each answers to the texts.
+
+    `runs`: schemes and seeds. Pass the files if they were moved.
+    """
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
     if "training" not in report:
         raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
-    if "adapter" in names and not tenant.rank:
+    if not tenant.rank and any(name == "adapter" for name, _ in runs):
         raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: give --against shared")
     if start := report.get("from_version"):
         raise InvalidInput(
@@ -97,12 +98,9 @@ def score_schemes(
     columns = AS_TRAINED.after(report)
     data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype, columns=columns)
     texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
-    scores = {}
-    for name in names:
-        trained = train_scheme(store, data, name, options)
-        scores[name] = evaluate(trained.body, trained.model, data, texts)[0]
-        say(f"{name}: {scores[name].metric} {scores[name].main:.4f}")  # the others may take hours
-    return scores
+    for name, seed in runs:
+        trained = train_scheme(store, data, name, replace(options, seed=seed))
+        yield data.answers(texts, logits_of(trained.body, trained.model, data, texts))
 
 
 def read_task(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.evaluation.evaluation import evaluate_tenant, score_served
+from builder.evaluation.evaluation import evaluate_served, evaluate_tenant
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
@@ -149,6 +149,6 @@ def test_served_scores_equal_those_computed_here(server, tmp_path):
         path = write(tmp_path / f"{tenant.id}.jsonl", lines)
         evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"))
         with HplmClient(server.grpc_url, "grpc", "tasks") as client:
-            served = score_served(client, evaluation)
+            served = evaluate_served(client, evaluation).scores
         assert served.metric == evaluation.scores.metric and served.values == pytest.approx(evaluation.scores.values, abs=1e-3)
         assert served.main == pytest.approx(1, abs=1e-3), tenant.id

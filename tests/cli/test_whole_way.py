@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForMaskedLM
 from hplm.cli.main import main
 from testing.random_store import words
 from tests.builder.checkpoints import save_tokenizer
+from tests.builder.training.small_tenants import unexpected
 from tests.cli.commands import printed, refused, run
 from tests.support.learning import by_one_step
 from tests.support.lent import loading
@@ -94,13 +95,17 @@ def evaluate(folder, material, tenant):
     return ["evaluate", "--store", folder / "store", "--id", tenant, "--test", material / f"{tenant}.dev.jsonl"]
 
 
-def test_baselines_learn_from_the_same_data(folder, material, capsys, tmp_path):
+def test_baselines_learn_from_the_same_data_once(folder, material, capsys, tmp_path, monkeypatch):
     command = evaluate(folder, material, "classify")
     found = run(capsys, *command, "--against", "plot", "--picture", tmp_path / "confusion.png")
     assert found["metric"] == "accuracy" and found["served"] is None and found["dedicated"] is None
     assert all(0 <= found[name] <= 1 for name in ("hplm", "plot"))
     assert found["scores"]["plot"]["accuracy"] == found["plot"] and found["scores"]["hplm"]["rows"] == 60
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert found["scores"]["plot"]["difference"] == pytest.approx(found["plot"] - found["hplm"], abs=2e-4)
+    with monkeypatch.context() as patch:
+        patch.setattr("research.schemes.trained.train_scheme", unexpected)
+        assert run(capsys, *command, "--against", "plot") == found
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": "w", "label": label}) + "\n" for label in ("up", "down") * 20))
     for data in (other, "gone.jsonl"):
