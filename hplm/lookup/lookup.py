@@ -33,9 +33,8 @@ class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     __slots__ = (
-        "_sizes", "answered", "by_words", "characters_left", "counts", "deadline_ns", "defer", "head", "ids", "in_pieces",
-        "lengths", "owner", "pairs", "respond", "segments", "spans", "task", "tenant", "texts", "tokens",
-        "truncate", "view", "windows",
+        "_ends", "_sizes", "answered", "by_words", "counts", "deadline_ns", "defer", "head", "ids", "lengths", "owner", "pairs",
+        "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows", "work",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +57,7 @@ class LookupRequest:
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
         self.respond, self.defer = respond, defer
         self.owner = tenant.uid  # in the line
-        self.answered = self.in_pieces = False
+        self.answered = False
         self.head = head = head or head_of(view, tenant)
         if head.top_k and not self.task.allows_top_k:
             able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
@@ -70,9 +69,10 @@ class LookupRequest:
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
         # Characters of each text and its pair.
         self._sizes = [*map(len, texts)] if pairs is None else [*map(add, map(len, texts), map(len, pairs))]
-        self.characters_left = sum(self._sizes)
-        if self.characters_left > LONGEST_TEXT:
-            self._check_lengths()
+        if (characters := sum(self._sizes)) > LONGEST_TEXT:
+            self._check_lengths(characters)
+        self.work = characters + A_TEXT * len(texts)
+        self._ends = [len(texts)]  # of its pieces
         self.ids: list[bytes] = []  # the tokens of each text that was read, as int64
         self.lengths: list[int] = []  # the tokens of each
         self.tokens = 0  # of all
@@ -80,40 +80,33 @@ class LookupRequest:
         self.counts: list[int] = []  # answer rows of each
         self.segments, self.spans = bytearray(), bytearray()  # of these texts, as a form has them
 
-    def _check_lengths(self) -> None:
+    def _check_lengths(self, characters: int) -> None:
         for index, text in enumerate(self.texts):
             check_length(text, self._pair(index), f"text {index + 1} of {len(self.texts)}: ")
-        if self.characters_left > MOST_CHARACTERS:
+        if characters > MOST_CHARACTERS:
             raise InvalidInput(
-                f"the request has {self.characters_left:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send "
-                "several requests"
+                f"the request has {characters:,} characters, but at most {MOST_CHARACTERS:,} are allowed: send several requests"
             )
 
-    @property
-    def remaining_work(self) -> int:
-        """The work that is left, for the line."""
-        return self.characters_left + A_TEXT * (len(self.texts) - len(self.ids))
-
-    def pieces(self, characters: int) -> list[int]:
-        """Returns its work in pieces of as many texts as `next_texts` returns."""
+    def divide(self, characters: int) -> list[int]:
+        """Divides it into pieces of as many texts as have these characters. Returns the work of each."""
         works, room = list[int](), 0
-        for size in self._sizes:
+        self._ends.clear()
+        for end, size in enumerate(self._sizes, 1):
             if room <= 0:
                 works.append(0)
+                self._ends.append(end)
                 room = characters
             works[-1] += size + A_TEXT
+            self._ends[-1] = end
             room -= size
         return works
 
-    def next_texts(self, characters: int) -> range:
-        """Returns the numbers of the next texts, as many as have these characters but at least one."""
+    @property
+    def next_texts(self) -> range:
+        """The numbers of the texts in its next piece. One that was not divided is one piece."""
         first = len(self.ids)
-        if self.characters_left >= characters:
-            for index in range(first, len(self.texts)):
-                characters -= self._sizes[index]
-                if characters <= 0:
-                    return range(first, index + 1)
-        return range(first, len(self.texts))
+        return range(first, next((end for end in self._ends if end > first), first))
 
     def given(self, index: int) -> Given:
         return Given(self.texts[index], self._pair(index), self.truncate, self.task.needs_pair)
@@ -147,7 +140,6 @@ class LookupRequest:
     def _add(
         self, ids: list[bytes], lengths: list[int], windows: list[int], segments: bytes, spans: bytes, counts: list[int]
     ) -> None:
-        first = len(self.ids)
         self.ids += ids
         self.lengths += lengths
         self.windows += windows
@@ -155,7 +147,6 @@ class LookupRequest:
         self.segments += segments
         self.spans += spans
         self.tokens += len(segments)
-        self.characters_left -= sum(self._sizes[first : len(self.ids)])
         if self.tokens > MOST_TOKENS:
             totals = enumerate(accumulate(self.lengths), 1)
             count, tokens = next((count, tokens) for count, tokens in totals if tokens > MOST_TOKENS)
@@ -199,25 +190,25 @@ class Lookup:
     ) -> Form:
         """Returns the form of a request. Raises what is wrong with it. `asked`: what else its head says (`arrival_ns`, ...)."""
         request = LookupRequest(view, tenant, texts, pairs, truncate, head=head_of(view, tenant)._replace(**asked))
-        (found,) = self.read([request], MOST_CHARACTERS)
+        (found,) = self.read([request])
         assert found is not None
         if isinstance(found, Exception):
             raise found
         return Form(found)
 
-    def read(self, requests: Sequence[LookupRequest], characters: int) -> list[bytearray | Exception | None]:
-        """Reads the next texts of requests, of each as many as have these characters but at least one.
+    def read(self, requests: Sequence[LookupRequest]) -> list[bytearray | Exception | None]:
+        """Reads the next piece of each request.
 
-        Returns for each request its form after its last text, or what is wrong with it, or None if more texts are left. All
-        are read together, because a call costs more than a text.
+        Returns for each request its form after its last piece, or what is wrong with it, or None if pieces are left. All are
+        read together, because a call costs more than a text.
         """
         results: list[bytearray | Exception | None] = [None] * len(requests)
         try:
-            tokenised = self._tokenised(requests, characters)
+            tokenised = self._tokenised(requests)
         except Exception as error:
             if len(requests) == 1:
                 return [error]
-            return [self.read([request], characters)[0] for request in requests]  # only those at fault fail
+            return [self.read([request])[0] for request in requests]  # only those at fault fail
         by_chain: dict[Chain, list[int]] = {}
         for number, (request, found) in enumerate(zip(requests, tokenised, strict=True)):
             try:
@@ -233,10 +224,9 @@ class Lookup:
                 results[number] = form
         return results
 
-    def _tokenised(self, requests: Sequence[LookupRequest], characters: int) -> list[list[Found]]:
+    def _tokenised(self, requests: Sequence[LookupRequest]) -> list[list[Found]]:
         """Returns for each request its next texts. All that are read by words are read by one call."""
-        numbers = [request.next_texts(characters) for request in requests]
-        both = list(zip(requests, numbers, strict=True))
+        both = [(request, request.next_texts) for request in requests]
         texts = [text for request, own in both if request.by_words for text in request.texts[own.start : own.stop]]
         read = iter(self._tokenizer.by_words(texts))
         tokenised: list[list[Found]] = []

@@ -89,9 +89,9 @@ class LookupService:
             later: list[LookupRequest] = []
             work = AT_ONCE
             for request in requests:
-                if len(at_once) < room and (left := request.remaining_work) <= work:
+                if len(at_once) < room and request.work <= work:
                     at_once.append(request)
-                    work -= left
+                    work -= request.work
                 else:
                     later.append(request)
             if not at_once:
@@ -102,9 +102,7 @@ class LookupService:
 
     def _wait_in_line(self, request: LookupRequest) -> None:
         try:
-            works = request.pieces(PIECE)
-            request.in_pieces = len(works) > 1
-            displaced = self._line.enqueue_item(request, *works)
+            displaced = self._line.enqueue_item(request, *request.divide(PIECE))
         except Exception as error:  # the line is closed
             self._answer([(request, error)])
             return
@@ -167,6 +165,8 @@ class LookupService:
         allowed: list[LookupRequest] = []
         now_ns = self._time.monotonic_ns()
         for request in taken:
+            if request.answered:  # after one of its other pieces
+                continue
             try:
                 if 0 < request.deadline_ns <= now_ns:
                     raise _late(request)
@@ -175,7 +175,7 @@ class LookupService:
             except Exception as error:
                 answers.append((request, error))
         try:
-            found = self._lookup.read(allowed, PIECE)
+            found = self._lookup.read(allowed)
         except Exception as error:
             found = [error] * len(allowed)
         for request, answer in zip(allowed, found, strict=True):
@@ -199,8 +199,6 @@ class LookupService:
             if was_answered:
                 continue
             error = answer if isinstance(answer, Exception) else None
-            if error is not None and request.in_pieces:
-                self._line.leave(request)
             try:
                 error = request.respond(answer) or error
             except Exception:  # the others must still be answered

@@ -134,13 +134,6 @@ class Turns(Queues[Piece[W]]):
         with self._changed:
             return self._expired()
 
-    def leave(self, item: W) -> None:
-        """Removes the pieces of an item that still wait."""
-        with self._changed:
-            columns = self._queue.columns
-            own = [index for index in range(len(columns)) if columns.text(index).item is item]
-            self._remove(self._queue, np.array(own, dtype=np.int64))
-
     def check(self) -> None:
         """Passes a piece through the queue, beside its limits and turns. Raises what the queue raises."""
         with self._changed:

@@ -11,7 +11,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.service import TICKET_SECONDS, EncoderService
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
-from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
+from hplm.lookup.lookup import Lookup, LookupRequest
 from testing.toy import WORDS, make_chat
 from tests.engine.asker import PARAMETERS, Asker, texts_of
 from tests.support.message import mentioning
@@ -86,7 +86,7 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
         request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])
         arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
         request.head = request.head._replace(**arrival, **changes)
-        (form,) = Lookup(backbone).read([request], MOST_CHARACTERS)
+        (form,) = Lookup(backbone).read([request])
         passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
     service.take(iter(passed))
     assert len(service.served[0].quotas) == 1, "a refused request is in flight, or a good one is not"

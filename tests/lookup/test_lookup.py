@@ -55,20 +55,21 @@ def said(found):
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=5))
 def test_requests_that_are_read_together_get_what_each_gets_alone_from_the_library(backbone, lookup, by_library, requests):
     view = backbone.view
-    together = lookup.read([reading_of(view, request) for request in requests], MOST_CHARACTERS)
-    alone = [by_library.read([reading_of(view, request)], MOST_CHARACTERS)[0] for request in requests]
+    together = lookup.read([reading_of(view, request) for request in requests])
+    alone = [by_library.read([reading_of(view, request)])[0] for request in requests]
     assert [said(found) for found in together] == [said(found) for found in alone]
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), characters=st.integers(1, 60))
 def test_pieces_give_what_the_whole_gives(backbone, lookup, texts, characters):
     view, texts = backbone.view, [text or WORDS[0] for text in texts]
-    reading, pieces = LookupRequest(view, tenant := view.snapshot.find("beta"), texts), 1
-    while (found := lookup.read([reading], characters)[0]) is None:
+    reading = LookupRequest(view, tenant := view.snapshot.find("beta"), texts)
+    works, pieces = reading.divide(characters), 1
+    while (found := lookup.read([reading])[0]) is None:
         pieces += 1
-    assert said(found) == said(lookup.read([LookupRequest(view, tenant, texts)], MOST_CHARACTERS)[0])
+    assert said(found) == said(lookup.read([LookupRequest(view, tenant, texts)])[0])
     if isinstance(found, bytearray):
-        assert not reading.characters_left and pieces <= len(texts) and (pieces == len(texts) or characters > 1)
+        assert pieces == len(works) <= len(texts) and (pieces == len(texts) or characters > 1)
 
 
 def test_a_request_with_too_many_characters_is_refused(backbone):
@@ -80,7 +81,8 @@ def test_a_request_with_too_many_characters_is_refused(backbone):
 def test_the_texts_with_which_a_request_has_too_many_tokens_are_named(backbone, lookup, tenant, characters):
     few = MOST_TOKENS // 64  # texts of 64 tokens each
     reading = LookupRequest(backbone.view, backbone.view.snapshot.find(tenant), ["a " * 62] * (few + 3))
-    while (found := lookup.read([reading], characters)[0]) is None:
+    reading.divide(characters)
+    while (found := lookup.read([reading])[0]) is None:
         pass
     said = f"first {few + 1} of {few + 3} texts have {MOST_TOKENS + 64:,} tokens"
     assert isinstance(found, InvalidInput) and said in str(found)
@@ -106,7 +108,7 @@ def test_a_text_that_breaks_the_tokenizer_fails_only_its_own_request(backbone, t
     own, view, tenant = copy(backbone), backbone.view, backbone.view.snapshot.find(tenant_id)
     own.tokenizer = lambda: Breaking(backbone.tokenizer())
     lookup = Lookup(own)
-    good, bad, other = lookup.read([LookupRequest(view, tenant, [WORDS[number]]) for number in (0, 1, 3)], MOST_CHARACTERS)
+    good, bad, other = lookup.read([LookupRequest(view, tenant, [WORDS[number]]) for number in (0, 1, 3)])
     assert isinstance(bad, RuntimeError)
     for found, word in ((good, WORDS[0]), (other, WORDS[3])):
         np.testing.assert_array_equal(Form(found).addresses, lookup.resolve(view, tenant, [word]).addresses)
@@ -118,7 +120,7 @@ def test_requests_that_fail_behind_the_tokenizer_fail_alone(backbone, lookup):
     broken = SimpleNamespace(snapshot=view.snapshot, forest=SimpleNamespace(chain=lambda *_: 1 / 0))
     asked = (view, "beta", texts[:-1]), (view, "beta", texts), (broken, "acme", [WORDS[0]]), (view, "acme", [])
     requests = [LookupRequest(own, view.snapshot.find(tenant), given, truncate=True) for own, tenant, given in asked]
-    few, many, bad, nothing = lookup.read(requests, MOST_CHARACTERS)
+    few, many, bad, nothing = lookup.read(requests)
     assert Form(few).counts == [MOST_ROWS // 32, *[1] * 31]
     assert isinstance(many, InvalidInput) and f"more than {MOST_ROWS:,} rows" in str(many)
     assert isinstance(bad, ZeroDivisionError) and isinstance(nothing, ValueError)
@@ -127,5 +129,5 @@ def test_requests_that_fail_behind_the_tokenizer_fail_alone(backbone, lookup):
 def test_an_answer_with_too_many_numbers_is_refused(backbone, lookup, monkeypatch):
     view = backbone.view
     monkeypatch.setattr("hplm.lookup.lookup.MOST_NUMBERS", 2 * len((tenant := view.snapshot.find("acme")).labels))
-    two, three = lookup.read([LookupRequest(view, tenant, WORDS[:texts]) for texts in (2, 3)], MOST_CHARACTERS)
+    two, three = lookup.read([LookupRequest(view, tenant, WORDS[:texts]) for texts in (2, 3)])
     assert Form(two).texts == 2 and isinstance(three, InvalidInput) and "numbers" in str(three)

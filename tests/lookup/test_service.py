@@ -91,8 +91,9 @@ class World(Clock):
         """An exception would only be an answer."""
         self.wrong += [] if holds else [otherwise]
 
-    def read(self, readings, characters):
-        self._check(characters == PIECE and not self._late(readings), "what is late was read")
+    def read(self, readings):
+        self._check(not self._late(readings), "what is late was read")
+        self._check(not any(one.answers for one in readings), "what is answered was read")
         self._check(not self.poor_is_charged or "poor" not in [one.name for one in readings], "a tenant in debt was read")
         self._check(self.is_closed or len(readings) <= MOST_AHEAD - self.ahead, "more were read than have room ahead")
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
@@ -104,10 +105,8 @@ class World(Clock):
         return [self._piece(reading) for reading in readings]
 
     def _piece(self, reading):
-        numbers = reading.next_texts(PIECE)
-        reading.ids += [b""] * len(numbers)
-        reading.characters_left -= sum(len(reading.texts[number]) for number in numbers)
-        return FAILURES.get(reading.fails) or (None if reading.characters_left else FOUND)
+        reading.ids += [b""] * len(reading.next_texts)
+        return FAILURES.get(reading.fails) or (FOUND if len(reading.ids) == len(reading.texts) else None)
 
     def sleep(self, seconds):
         """Called while too many are ahead."""
@@ -155,7 +154,7 @@ class World(Clock):
     def offer(self, *given, **more) -> Asked:
         one = Asked(*given, now=self.monotonic_ns(), **more)
         is_free = not (self.waiting() or self._steps or self._offers or self.is_closed) and self.ahead < MOST_AHEAD
-        self.has_been_full |= self.waiting() + len(one.pieces(PIECE)) > self.most
+        self.has_been_full |= self.waiting() + len(one.divide(PIECE)) > self.most
         self.asked.append(one)
         outer, self._offers = self._offers, one
         self.service.submit([one.sent(partial(self._respond, one))])
@@ -306,7 +305,7 @@ def test_a_turn_that_does_not_end_is_an_error_and_a_pause_of_all_processes_is_no
 
 def test_each_request_of_many_threads_gets_one_answer_while_it_closes():
     """The thread that looks up is there. Who brings a request may answer it, and nobody else before it is deferred."""
-    reads = SimpleNamespace(read=lambda readings, characters: [FOUND for _ in readings])
+    reads = SimpleNamespace(read=lambda readings: [FOUND for _ in readings])
     service, asked = (
         LookupService(reads, Meter(), Quotas()).start(),
         [Asked(characters=(1, LONG)[number % 2]) for number in range(600)],

@@ -21,7 +21,7 @@ from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.service import EncoderService, open_service
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
-from hplm.lookup.lookup import MOST_CHARACTERS, Lookup, LookupRequest
+from hplm.lookup.lookup import Lookup, LookupRequest
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import WAITING_TEXTS
 from hplm.process import host
@@ -208,7 +208,7 @@ class Modelled:
         for number in numbers:
             own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]])
             own.head = own.head._replace(arrival_ns=time.monotonic_ns(), **more)
-            (form,) = Lookup(self._backbone).read([own], MOST_CHARACTERS)
+            (form,) = Lookup(self._backbone).read([own])
             parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
         self.channel.send_bytes(parts)
 

@@ -91,14 +91,6 @@ def test_nobody_is_behind_who_comes_to_an_empty_line():
     assert line.take()[0] + line.take()[0] == [steady[0], large]
 
 
-def test_what_leaves_takes_its_pieces_along():
-    line = Line()
-    item, other = line.enter("large", 35), line.enter("other", 5)
-    assert line.take()[0] == [item]
-    line.leave(item)
-    assert len(line) == 1 and line.take()[0] == [other] and not line.held()
-
-
 @pytest.mark.parametrize("tenants", [1, 1000])
 def test_an_offer_to_a_full_line_looks_at_few_tenants_and_few_entries(tenants):
     line, calls = Line(items=2000), Counter()
