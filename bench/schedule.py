@@ -1,13 +1,12 @@
-"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock, or on a trace."""
+"""`hplm bench schedule`: every policy on the same simulated requests, on a virtual clock."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 
-from bench.rows import NotNegative, Positive, Range, Row, Rows, Whole, benchmark, rows_of
+from bench.rows import Positive, Row, Rows, benchmark, rows_of
 from hplm.scheduling.columns import Columns
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.limits import Limits
@@ -16,8 +15,7 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import REFUSED, Machine, Outcome, one_stage, simulate_one
-from loadtest.traffic import read_recorded
+from hplm.simulate.encoders import Machine, Outcome, one_stage, simulate_one
 
 POLICIES = {
     "default": DEFAULT,
@@ -31,6 +29,7 @@ POLICIES = {
 }
 RATES = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)  # multiples of the capacity
 TOKENS, MEAN = 1280, 20
+DEADLINES_MS = 50.0, 300.0  # least and most, from which the deadline of each text is drawn
 CAPACITY = Capacity(TOKENS, TOKENS, TOKENS)
 BATCH_NS = 30e6
 TEXTS_A_SECOND = TOKENS / MEAN / (BATCH_NS / 1e9)  # at a rate of 1.0
@@ -41,54 +40,20 @@ SEED = 1
 
 
 @benchmark(seconds=0.05)
-def schedule(
-    *,
-    seconds: Positive = 3.0,
-    deadlines_ms: Range = (50.0, 300.0),
-    trace: Path | None = None,
-    cost: tuple[NotNegative, NotNegative, NotNegative] = (3e6, 21e3, 0.0),
-    policy: str = DEFAULT,
-    batch_tokens: Whole = TOKENS,
-    commit_ms: NotNegative | None = None,
-    admission: bool = False,
-) -> Rows:
+def schedule(*, seconds: Positive = 3.0) -> Rows:
     """Simulates the server's own scheduler for every policy and rate, in multiples of the capacity.
 
-    Prints the utility (as in TCB: 1 / length of each text that starts in time) and the share of texts answered in time. With
-    --trace, arrivals that were recorded from a server are replayed instead.
+    Prints the utility (as in TCB: 1 / length of each text that starts in time) and the share of texts answered in time.
+    `hplm place simulate` replays a server's journal.
 
     :param seconds: of arrivals, for each rate and policy
-    :param deadlines_ms: least and most, from which the deadline of each text is drawn
-    :param trace: JSONL of arrival (s), tokens, deadline_ms, tenant
-    :param cost: with --trace: nanoseconds of a batch, a token and a text, as learned by the server
-    :param policy: with --trace: of scheduling
-    :param batch_tokens: with --trace: most tokens of a batch
-    :param commit_ms: with --trace: how long before the engine is free a batch is chosen; without it, a whole batch ahead
-    :param admission: with --trace: refuse requests that cannot be answered in time
     """
-    if trace is not None:
-        batch, token, text = cost
-        machine = Machine(
-            one_stage(lambda lengths, places: batch + token * lengths.sum() + text * len(lengths)),
-            Capacity(batch_tokens, batch_tokens, batch_tokens),
-        )
-        outcome = _run(policy, machine, read_recorded(trace).arrivals, commit_ms, admission)
-        yield Row("utility", outcome.utility)
-        yield Row("scheduled", float(outcome.scheduled.mean()))
-        yield Row("on_time", float(outcome.on_time.mean()))
-        yield Row("p99_ms", outcome.p99_ms(), "ms")
-        yield Row("refused", float((outcome.fate == REFUSED).mean()))
-        return
-    yield from _encoders(seconds, deadlines_ms)
-
-
-def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     machine = Machine(one_stage(lambda lengths, places: 0.1 * BATCH_NS + 0.9 * BATCH_NS * lengths.sum() / TOKENS), CAPACITY)
     every: list[dict[str, dict[str, float]]] = []
     for key, variance in VARIANCES.items():
         for rate in RATES:
-            load = Stream(rate * TEXTS_A_SECOND, seconds, Lengths(MEAN, variance), deadlines_ms).draw(SEED)
-            outcomes = {name: _run(given, machine, load, 0.0) for name, given in POLICIES.items()}
+            load = Stream(rate * TEXTS_A_SECOND, seconds, Lengths(MEAN, variance), DEADLINES_MS).draw(SEED)
+            outcomes = {name: _run(given, machine, load) for name, given in POLICIES.items()}
             every.append({name: {"utility": o.utility, "on_time": float(o.on_time.mean())} for name, o in outcomes.items()})
             yield from rows_of(every[-1], at=f"{key}/{rate}/")
     heaviest = every[-1]
@@ -99,9 +64,8 @@ def _encoders(seconds: float, deadlines_ms: tuple[float, float]) -> Rows:
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
 
 
-def _run(given: str, machine: Machine, load: Arrivals, commit_ms: float | None, admission: bool = False) -> Outcome:
-    commit_ns = None if commit_ms is None else int(commit_ms * 1e6)
-    return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, admission, commit_ns), machine, load)
+def _run(given: str, machine: Machine, load: Arrivals) -> Outcome:
+    return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, commit_ns=0), machine, load)
 
 
 def _overhead(given: str) -> float:

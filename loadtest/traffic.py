@@ -128,11 +128,10 @@ class Recorded:
     texts: list[str | None]
 
 
-def read_recorded(path: Path, tenants: Sequence[str] = ()) -> Recorded:
+def read_recorded(path: Path, tenants: Sequence[str]) -> Recorded:
     """Reads JSONL: `arrival` in seconds, `tokens` or `text`, and optionally `deadline_ms`, `tenant`, `priority`.
 
-    A tenant that the server does not have is replaced by one that it has, always by the same one. Without `tenants`, each name
-    is a tenant of its own.
+    A tenant that the server does not have is replaced by one that it has, always by the same one.
     """
     known = {name: number for number, name in enumerate(tenants)}
     strangers: dict[str, int] = {}
@@ -141,8 +140,7 @@ def read_recorded(path: Path, tenants: Sequence[str] = ()) -> Recorded:
         try:
             row = json.loads(line)
             name, text = str(row.get("tenant", "")), row.get("text")
-            number_of_new = len(strangers) % len(tenants) if tenants else len(strangers)
-            tenant = known[name] if name in known else strangers.setdefault(name, number_of_new)
+            tenant = known[name] if name in known else strangers.setdefault(name, len(strangers) % len(tenants))
             tokens = int(row["tokens"]) if text is None else int(row.get("tokens", len(text.split()) + 2))
             allowed = int(float(row.get("deadline_ms", 0)) * MILLISECOND)
             if tokens < 1 or allowed < 0:

@@ -179,8 +179,6 @@ def test_a_missed_target_is_a_failure_but_not_with_quick(capsys: pytest.CaptureF
         ("bench overload --policies luck", ["policy", "'luck'"]),
         ("bench overload --packings dense", ["'dense'", "packed", "naive"]),
         ("bench overload --variance -1", ["--variance", "-1.0"]),
-        ("bench schedule --deadlines-ms 300 50", ["--deadlines-ms", "300.0", "50.0"]),
-        ("bench schedule --commit-ms nan", ["--commit-ms", "nan"]),
         ("bench generate --tenants 32", ["--tenants 32"]),
         ("bench plot --keys 1000000000000", ["--folder", "--keys"]),
         ("bench plot --picture x.foo", ["--picture x.foo"]),
