@@ -115,7 +115,7 @@ def _check_runs(placement: Placement, group: Group) -> None:
     if group.stages > 1 and group.intra > 1:
         raise InvalidInput(
             f"group {group.name!r} has {group.stages} stages of {group.intra} devices, but this version runs several stages "
-            "of one device each: profile with --intra 1, or search with `--most-stages 1`"
+            "of one device each: search again with `hplm place search`"
         )
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(

@@ -28,19 +28,16 @@ class Searching:
 
     search: str = "fast"
     """fast, or beam:K, which tries all units in all groups and keeps the K best selections"""
-    most_stages: AtLeastOne | None = None
-    """most stages of a group (default: any number)"""
-    sample: AtLeastOne = 200_000
-    """requests of the trace that rank placements, before all rank the best"""
     batch_texts: AtLeastOne = 1
     """most texts of a batch"""
 
-    def allows(self, one: Parallel) -> bool:
-        """Whether servers run such groups (`hplm place emit`), and the user wants them."""
-        return 1 in (one.stages, one.intra) and one.stages <= (self.most_stages or one.stages)
-
 
 FAST = Searching()
+
+
+def is_served(one: Parallel) -> bool:
+    """Whether servers run such groups (`hplm place emit`)."""
+    return 1 in (one.stages, one.intra)
 
 
 def search(*, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST) -> dict[str, Any]:
@@ -59,7 +56,7 @@ def search(*, given: Given, to: Path, picture: Picture = None, searching: Search
     check_target(to, KIND)
     select = selector(searching.search)  # refuses a wrong one before the trace is read
     problem = given.problem(searching.batch_texts)
-    best = search(problem, select, searching.allows, searching.sample, partial(print, file=sys.stderr))[0]
+    best = search(problem, select, is_served, say=partial(print, file=sys.stderr))[0]
     found = Placement.of(best.groups, problem.units, problem.cluster, problem.profile)
     found.check(problem.cluster, problem.profile)
     found.write(to)

@@ -111,7 +111,7 @@ def test_each_option_has_a_help_and_a_wrong_one_is_refused_in_one_line(words, ca
         ("serve --start-timeout -1", "--start-timeout"),
         *(
             (f"place search --cluster c --profiles p --trace t --to x {option} {wrong}", option)
-            for option, wrong in (("--rate", 0), ("--batch-texts", 0), ("--most-stages", 0))
+            for option, wrong in (("--rate", 0), ("--batch-texts", 0))
         ),
         ("begin --repository r --state s --lease inf", "--lease"), ("drain --seconds nan", "--seconds"),
         ("drain --notice -1", "--notice"), ("tenant limit x --in-flight 2.5", "'2.5'"),

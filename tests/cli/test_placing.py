@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from hplm.cli.place_search import Searching
+from hplm.cli.place_search import is_served
 from hplm.placement.partition import Parallel
 from hplm.placement.placement import Placement
 from tests.cli.commands import printed, refused, run
@@ -24,14 +24,14 @@ def given(tmp_path, monkeypatch):
 
 
 def test_a_search_tries_only_groups_that_servers_run():
-    """As `hplm place emit` says, and with as many stages as the user wants."""
-    cuts = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
-    assert [own for own in cuts if Searching(most_stages=2).allows(Parallel(*own))] == cuts[:3]
+    """As `hplm place emit` says."""
+    cuts = [(1, 1), (1, 2), (2, 1), (4, 1), (2, 2)]
+    assert [own for own in cuts if is_served(Parallel(*own))] == cuts[:4]
 
 
 def test_a_placement_is_found_and_drawn_and_the_next_commands_that_are_printed_run(given, capsys, tmp_path):
     options = [*given, "--rate", "0.5", "--picture", "p.svg"]
-    lines = printed(capsys, "place", "search", *options, "--most-stages", "1", "--to", "my placement.json").splitlines()
+    lines = printed(capsys, "place", "search", *options, "--to", "my placement.json").splitlines()
     assert (tmp_path / "p.svg").read_text().startswith("<?xml") and Placement.read(tmp_path / "my placement.json").groups
     simulate, emit = (line.partition("hplm ")[2] for line in lines[-2:])
     assert mentions(emit, "place emit", "'my placement.json'")
@@ -53,7 +53,7 @@ def _journal(folder, *asked):
 
 
 def test_requests_of_unknown_tenants_are_left_out_and_named_and_too_many_are_refused(given, tmp_path, capsys):
-    search = ["place", "search", "--most-stages", "1", "--to", "next.json"]
+    search = ["place", "search", "--to", "next.json"]
     search += [word for word in given if word not in ("--trace", "t.jsonl")]
     new = [(tenth / 10, "b0/new", 64) for tenth in range(80)]
     few = printed(capsys, *search, *_journal(tmp_path, *new))
