@@ -87,7 +87,7 @@ class ServedCluster:
             cluster = self.folder / "cluster.json"
             cluster.write_text(json.dumps(self._described), "utf-8")
             route = ["route", "--cluster", str(cluster), "--to", str(self.folder / "router")]
-            route += ["--port", str(self.port), "--stats-port", "0"]
+            route += ["--port", str(self.port), "--stats", "none"]
             done = subprocess.run([*HPLM, *route], capture_output=True, text=True)
             if done.returncode:
                 raise HplmError(f"`hplm route` failed: {done.stderr}")

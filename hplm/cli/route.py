@@ -5,26 +5,26 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
+
+STATS = "127.0.0.1:8404"
 
 
 def route(
-    *, cluster: Path, to: Path, door: bool = False, address: str = "127.0.0.1", port: int = 8000, stats_port: int = 8404,
-    stats_address: str = "127.0.0.1", routers: int = 1, unchecked: bool = False,
+    *, cluster: Path, to: Path, door: bool = False, address: str = "127.0.0.1", port: int = 8000, stats: str = STATS,
+    routers: int = 1,
 ) -> None:  # fmt: skip
     """Write the file of a HAProxy that sends each tenant's requests to one of several replicas, which has its adapter.
 
-    docs/cluster.md describes cluster.json and how requests are routed.
+    docs/cluster.md describes cluster.json and how requests are routed. Where this machine has a HAProxy, it checks the file.
 
     :param cluster: cluster.json: the replicas
     :param to: folder for HAProxy's files and its admin socket
     :param door: write the front door, with TLS and limits, instead of a router behind it. Variables are its settings
     :param address: address to listen on: 127.0.0.1 is for this machine only, 0.0.0.0 for all networks
     :param port: for HTTP and gRPC
-    :param stats_port: for statistics and /metrics; 0: none
-    :param stats_address: address for them. They need no key: let only Prometheus reach another one
+    :param stats: HOST:PORT for statistics and /metrics, or none. They need no key: let only Prometheus reach another address
     :param routers: how many routers the clients use; each gives a replica its part of the requests at a time
-    :param unchecked: write files for a HAProxy of another machine: none is needed here
     """
     from hplm.cluster import router
     from hplm.cluster.description import read_replicas
@@ -36,18 +36,18 @@ def route(
     if not repository.is_dir():
         raise InvalidInput(f"{cluster}: repository {repository} is not a folder: correct its path")
     router.check_folder(to)
-    if not unchecked:
-        router.haproxy()  # a missing one is an error before anything is written
     probes = router.probes_of(repository)
     if door:
         config = router.door(described, probes, to)
     else:
-        config = router.router(described, probes, to, router.Listening(address, port, stats_port, stats_address), routers)
+        config = router.router(described, probes, to, router.Listening(address, port, stats), routers)
     router.write_files(config, to)
     print(f"{len(described.replicas)} replicas, asked for {', '.join(sorted(probes))} each second")
-    if unchecked:
-        print(f"written: {to / router.CONFIG}, which no HAProxy has checked")
+    try:
+        start = router.start_command(to)
+    except HplmError as error:
+        print(f"written: {to / router.CONFIG}, which no HAProxy has checked, for another machine: {error}")
         return
     if not door:  # whose certificate is named when it starts
         router.check_file(to)
-    print(f"start:   {shlex.join(router.start_command(to))}")
+    print(f"start:   {shlex.join(start)}")

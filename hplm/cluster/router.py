@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from hplm.cluster.description import LARGEST_PORT, Replica, Replicas, is_address
+from hplm.cluster.description import Replica, Replicas, is_address
 from hplm.errors import RESEND, HplmError, InvalidInput
 from hplm.server.probing import Probe, probe_of
 from hplm.server.process import program
@@ -29,6 +29,7 @@ FOLDER = re.compile(r"[A-Za-z0-9/._+@=-]+")  # of which HAProxy reads no charact
 AT_ONCE = 256
 READ_BYTES = 50_000  # of a body that is searched for the tenant as a whole; HAProxy's buffer holds a little more
 ALIAS = "hplm"
+NO_STATS = "none"
 TABLES = {
     **dict.fromkeys(("few_of_address", "more_of_address", "large_addresses", "medium_addresses"), "ipv6"),
     "tenants_in_flight": "string len 64",
@@ -44,16 +45,15 @@ class Listening:
 
     address: str = "127.0.0.1"
     port: int = 8000
-    stats_port: int = 8404  # 0: none
-    stats_address: str = "127.0.0.1"
+    stats: str = NO_STATS  # HOST:PORT
 
     def __post_init__(self) -> None:
         if not is_address(f"{self.address}:{self.port}"):
             raise InvalidInput(f"{self.address}:{self.port} is no address to listen on: give --address and --port")
-        if not is_address(f"{self.stats_address}:{self.port}"):
-            raise InvalidInput(f"--stats-address {self.stats_address}: it is no address to listen on")
-        if not 0 <= self.stats_port <= LARGEST_PORT or self.stats_port == self.port:
-            raise InvalidInput(f"--stats-port {self.stats_port}: give another port than --port, or 0 for none")
+        if self.stats != NO_STATS and not is_address(self.stats):
+            raise InvalidInput(f"--stats {self.stats}: it is no address to listen on: give HOST:PORT, or {NO_STATS}")
+        if self.stats.rpartition(":")[2] == str(self.port):
+            raise InvalidInput(f"--stats {self.stats}: give another port than --port")
 
 
 class One(NamedTuple):
@@ -71,7 +71,7 @@ def router(described: Replicas, probes: Mapping[str, Probe], folder: Path, liste
     if not 1 <= routers <= AT_ONCE:
         raise InvalidInput(f"--routers {routers}: give 1 to {AT_ONCE}")
     bind = f"{listening.address}:{listening.port}"
-    stats = f"{listening.stats_address}:{listening.stats_port}" if listening.stats_port else ""
+    stats = "" if listening.stats == NO_STATS else listening.stats
     own = {"door": False, "bind": bind, "stats": stats, "most": AT_ONCE // routers}
     return _rendered(described.replicas, probes, folder, spread=described.spread, **own)
 

@@ -95,7 +95,7 @@ WITHOUT_THE_BUILDER = [
     ("place search {problem} --slo-scale 100 --to {folder}/placement.json", {"screen": lambda one: one["attained"] == 1}),
     ("place simulate {folder}/placement.json {problem} --slo-scale 100", {"attained": 1}),
     ("begin {fresh}", {"begun": ["toy"]}),
-    ("route --cluster {folder}/replicas.json --to {router} --unchecked", []),
+    ("route --cluster {folder}/replicas.json --to {router}", []),
 ]  # fmt: skip
 ROWS = FROM_THE_STORE + WITHOUT_THE_BUILDER
 LIVE = "--store x --repository x --state x"

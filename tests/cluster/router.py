@@ -68,7 +68,7 @@ class Router(Front):
         return ["route", "--cluster", str(self.cluster), "--to", str(self.to)]
 
     def write(self, *more: str) -> int:
-        return main([*self.arguments, "--port", str(self.port), "--stats-port", str(self.stats), *more])
+        return main([*self.arguments, "--port", str(self.port), "--stats", f"127.0.0.1:{self.stats}", *more])
 
     def start(self) -> None:
         self.process = Process("HAProxy", start_command(self.to), self.folder / "haproxy.log")

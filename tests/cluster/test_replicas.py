@@ -149,7 +149,7 @@ def test_metrics_are_on_loopback_unless_an_address_is_given(router):
     read = metrics_of(router)
     assert b'haproxy_server_status{proxy="http",server="replica-1"' in read
     assert b'haproxy_backend_active_servers{proxy="http"} 3' in read
-    assert router.write("--stats-address", "0.0.0.0") == 0
+    assert router.write("--stats", f"0.0.0.0:{router.stats}") == 0
     assert f"bind 0.0.0.0:{router.stats}\n" in (router.to / "haproxy.cfg").read_text("utf-8")
 
 

@@ -78,7 +78,7 @@ def test_of_a_missing_program_the_package_is_named():
         program("none-such", "haproxy")
 
 
-def test_a_haproxy_that_is_not_on_the_path_is_that_of_the_python_package(monkeypatch, tmp_path):
+def test_a_haproxy_that_is_not_on_the_path_is_that_of_the_python_package(router, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("hplm.server.process.SYSTEM_FOLDER", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     packaged = program("haproxy", "haproxy")
@@ -89,6 +89,8 @@ def test_a_haproxy_that_is_not_on_the_path_is_that_of_the_python_package(monkeyp
     (tmp_path / "haproxy").unlink()
     with refusing(HplmError, "pip install none-such"):
         program("haproxy", "haproxy")
+    assert router.write() == 0 and (router.to / "haproxy.cfg").stat().st_size, "it is for another machine"
+    assert mentions(said := capsys.readouterr().out, "no HAProxy has checked", "pip install none-such") and "start:" not in said
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,8 @@ def test_a_haproxy_that_is_not_on_the_path_is_that_of_the_python_package(monkeyp
     [
         ("--port", ["--port", "0"]),
         ("--address", ["--address", "10.0.0.1:80"]),
-        ("--stats-port", ["--port", "8000", "--stats-port", "8000"]),
-        ("--stats-address", ["--stats-address", "10.0.0.1:80"]),
+        ("--stats", ["--port", "8000", "--stats", "0.0.0.0:8000"]),
+        ("--stats", ["--stats", "8404"]),
         ("--routers 0", ["--routers", "0"]),
         ("with space", ["--to", "/tmp/with space"]),
         (f"--to {__file__}", ["--to", __file__]),
