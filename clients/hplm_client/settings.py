@@ -80,8 +80,8 @@ class ClientSettings:
         """Returns the error for a port that speaks the other protocol."""
         other = "grpc" if self.protocol == "http" else "http"
         return InvalidInput(
-            f"{self.url} does not speak {self.protocol}, but probably {other}: give protocol={other!r} (--protocol {other}), "
-            f"or the port for {self.protocol} (Triton's default: {8000 if self.protocol == 'http' else 8001})"
+            f"{self.url} does not speak {self.protocol}, but probably {other}: give protocol={other!r} (of a command, "
+            f"{'grpc://HOST:PORT' if other == 'grpc' else 'no grpc://'}), or the port for {self.protocol} (Triton's default: {8000 if self.protocol == 'http' else 8001})"
         )
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:

@@ -348,5 +348,5 @@ def test_tls_on_one_side_only_names_the_setting(way, fake, door, certificate):
 def test_the_port_of_the_other_protocol_is_recognized(way, fake):
     other = Way("grpc" if way.protocol == "http" else "http")
     for call in (infer, ready):
-        with raising(InvalidInput, match=f"--protocol {other.protocol}"):
+        with raising(InvalidInput, match=f"protocol={other.protocol!r}.*grpc://"):
             way.call(other.url(fake), call, backbone="minilm")

@@ -316,7 +316,8 @@ def told(fake, capsys, monkeypatch):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_the_fields_of_the_json(fake, protocol):
-    answer = run("a text", "--tenant", "acme", "--url", Way(protocol).url(fake), "--protocol", protocol)
+    scheme = "grpc://" if protocol == "grpc" else ""
+    answer = run("a text", "--tenant", "acme", "--url", f"{scheme}{Way(protocol).url(fake)}")
     row = {"label": "a text", "score": 1.0, "span": [0, 6]}
     sure = {"confidence": None, "level": None, "late": False}
     assert answer == {"tenant": "acme", "label": "a text", "score": 1.0, "rows": [row], "version": "v7", **sure}
@@ -349,9 +350,10 @@ def test_options_and_key_reach_the_server(told, monkeypatch):
         assert told("a")[1].get("authorization") == header
 
 
-def test_tls_reaches_the_client(fake, certificate):
-    with forwarding(fake.http_url, pair=certificate[1]) as door:
-        asked = ["a", "--tenant", "acme", "--url", f"https://{door.url}"]
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_tls_reaches_the_client(fake, certificate, scheme):
+    with forwarding(fake.http_url if scheme == "https" else fake.grpc_url, pair=certificate[1]) as door:
+        asked = ["a", "--tenant", "acme", "--url", f"{scheme}://{door.url}"]
         assert run(*asked, "--ca-file", str(certificate[0]))["label"] == "a"
         with pytest.raises(HplmError, match="--ca-file"):
             run(*asked)

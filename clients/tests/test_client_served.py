@@ -92,7 +92,7 @@ def test_a_call_for_the_other_kind_of_backbone_is_told_the_right_one(ask):
 
 def test_the_command_prints_the_answer(server, capsys):
     at = server.grpc_url, "grpc"
-    asked = ["generate", "--tenant", "plain", "--url", at[0], "--protocol", at[1], "--temperature", "0", "--max-tokens", "24"]
+    asked = ["generate", "--tenant", "plain", "--url", f"grpc://{at[0]}", "--temperature", "0", "--max-tokens", "24"]
     sampling = ["--sampling", '{"ignore_eos": true, "logprobs": 1}']
     assert main([*asked, *sampling, "some words", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

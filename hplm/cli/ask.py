@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from hplm_client import Answer, HplmClient
 
 WIDEST_EXCERPT = 48
-DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+DEFAULT_URL = "127.0.0.1:8000"
+# The protocol of an address by its scheme, and the scheme that our client knows.
+SCHEMES: dict[str, tuple[Literal["http", "grpc"], str]] = {"": ("http", ""), "grpc": ("grpc", ""), "grpcs": ("grpc", "https://")}
 
 
 @Parameter(name="*", group="Connection")
@@ -27,10 +29,8 @@ class Connection:
     """The options of commands that send requests to a running server."""
 
     url: str | None = None
-    """HOST:PORT of the server (default: 127.0.0.1:8000, for gRPC 127.0.0.1:8001), or https://HOST[:PORT] for TLS, which the
-    front door requires"""
-    protocol: Literal["grpc", "http"] = "http"
-    """how to ask it"""
+    """HOST:PORT of the server (default: 127.0.0.1:8000), or https://HOST[:PORT] for TLS, which the front door requires; over
+    gRPC grpc://HOST:PORT, or grpcs://HOST[:PORT]"""
     ca_file: str | None = None
     """PEM file of the server's certificate, or of the authority that signed it, if the system does not trust it; turns TLS
     on"""
@@ -43,9 +43,10 @@ class Connection:
         except ModuleNotFoundError as error:
             raise HplmError(f"{error}: install our client in the checkout with `.venv/bin/pip install -e clients`") from error
         try:
-            url = self.url or DEFAULT_URLS[self.protocol]
+            scheme, _, rest = (self.url or DEFAULT_URL).rpartition("://")
+            protocol, before = SCHEMES.get(scheme, ("http", f"{scheme}://"))  # the client refuses an unknown one
             key = os.environ.get("HPLM_API_KEY") or None  # no option: `ps` would show it. An empty one counts as unset
-            with HplmClient(url, self.protocol, backbone, key, ca_file=self.ca_file) as client:
+            with HplmClient(f"{before}{rest}", protocol, backbone, key, ca_file=self.ca_file) as client:
                 yield client
         except HplmClientError as error:
             raise HplmError(str(error)) from error

@@ -109,7 +109,7 @@ STORES = [
     ("{chat} --dtype fp16", ["--dtype"]),
     ("{import} {tmp}/whole --texts x.txt", ["--from {tmp}/whole", "config.json", "adapter_config.json"]),
     ("{evaluate} --against bigger", ["--against", "'bigger'", "dedicated"]),
-    ("{evaluate} --protocol grpc --ca-file door.pem", ["--protocol", "--ca-file", "--url"]),
+    ("{evaluate} --ca-file door.pem", ["--ca-file", "--url"]),
     ("{evaluate} --train gone.jsonl --seeds 3", ["--train", "--seeds", "--against"]),
     ("{evaluate} --picture out.txt", ["--picture", "out.txt", ".png", ".svg", ".pdf"]),
     ("{evaluate} --picture {tmp}/folder.png", ["--picture", "{tmp}/folder.png"]),

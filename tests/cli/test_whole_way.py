@@ -118,7 +118,7 @@ def test_served_answers_and_those_in_eight_bits_have_nearly_the_same_score(folde
     command = evaluate(folder, material, "tag")
     found = run(capsys, *command, "--url", server.http_url, "--int8")
     assert found["served"] == pytest.approx(found["hplm"], abs=1e-3) and found["int8"] == pytest.approx(found["hplm"], abs=0.05)
-    lines = printed(capsys, *command, "--url", server.grpc_url, "--protocol", "grpc").splitlines()
+    lines = printed(capsys, *command, "--url", f"grpc://{server.grpc_url}").splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["hplm", "served"]
     assert [float(line.split()[1]) for line in lines[-2:]] == [found["hplm"], found["served"]]
     assert mentions(refused(capsys, *command, "--url", "127.0.0.1:1"), "127.0.0.1:1")
