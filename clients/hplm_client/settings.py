@@ -79,9 +79,10 @@ class ClientSettings:
     def of_another_protocol(self) -> InvalidInput:
         """Returns the error for a port that speaks the other protocol."""
         other = "grpc" if self.protocol == "http" else "http"
+        url = "grpc://HOST:PORT" if other == "grpc" else "no grpc://"
         return InvalidInput(
-            f"{self.url} does not speak {self.protocol}, but probably {other}: give protocol={other!r} (of a command, "
-            f"{'grpc://HOST:PORT' if other == 'grpc' else 'no grpc://'}), or the port for {self.protocol} (Triton's default: {8000 if self.protocol == 'http' else 8001})"
+            f"{self.url} does not speak {self.protocol}, but probably {other}: give protocol={other!r} (to a command {url}), "
+            f"or the port for {self.protocol} (Triton's default: {8000 if self.protocol == 'http' else 8001})"
         )
 
     def attempts(self, deadline_ms: float | None = None) -> Attempts:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 WIDEST_EXCERPT = 48
 DEFAULT_URL = "127.0.0.1:8000"
 # The protocol of an address by its scheme, and the scheme that our client knows.
-SCHEMES: dict[str, tuple[Literal["http", "grpc"], str]] = {"": ("http", ""), "grpc": ("grpc", ""), "grpcs": ("grpc", "https://")}
+SCHEMES: dict[str, tuple[Literal["http", "grpc"], str]] = {
+    "": ("http", ""),
+    "grpc": ("grpc", ""),
+    "grpcs": ("grpc", "https://"),
+}
 
 
 @Parameter(name="*", group="Connection")

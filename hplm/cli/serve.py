@@ -15,7 +15,6 @@ from typing import Annotated, NoReturn
 
 from hplm.cli.options import NotNegative, Positive, about, read
 from hplm.cli.served import VARIABLE, state_of
-from hplm.errors import InvalidInput
 from hplm.location import Location, location_of
 
 MUST_EXIST = "HPLM_STATE_MUST_EXIST"
@@ -31,18 +30,17 @@ FLAGS = "after --: more flags for tritonserver, such as --trace-config=rate=1; p
 
 def serve(
     *flags: Annotated[str, about(FLAGS)], repository: Path = Path("model_repository"),
-    state: Annotated[Location | None, read(location_of, help=STATE)] = None, state_must_exist: bool = False,
-    address: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002,
-    openai_port: int | None = None, log_file: Path | None = None, start_timeout: Positive = 300.0, notice: NotNegative = 3.0,
+    state: Annotated[Location | None, read(location_of, help=STATE)] = None, address: str = "127.0.0.1",
+    http_port: int = 8000, grpc_port: int = 8001, metrics_port: int = 8002, openai_port: int | None = None,
+    log_file: Path | None = None, start_timeout: Positive = 300.0, notice: NotNegative = 3.0,
 ) -> None:  # fmt: skip
     """Serve a model repository with Triton until Ctrl-C or SIGTERM.
 
     It runs the container's tritonserver or the embedded one. Every second each model is asked for an answer, and what has ended
-    is started again. HPLM_ADMIN in the environment sets the secret of Triton's restricted APIs.
+    is started again. HPLM_ADMIN in the environment sets the secret of Triton's restricted APIs. A missing state is begun; with
+    HPLM_STATE_MUST_EXIST=1 it is an error.
 
     :param repository: the model repository to serve
-    :param state_must_exist: do not start without the state (default: begin a missing one); also with HPLM_STATE_MUST_EXIST=1 in
-        the environment
     :param address: address to listen on: 127.0.0.1 is for this machine only, 0.0.0.0 for all networks
     :param http_port: 0: any free port
     :param grpc_port: 0: any free port
@@ -55,13 +53,11 @@ def serve(
     from hplm.server import Gateway, Supervisor, TritonServer
 
     state = state_of(state)
-    if state_must_exist and state is None:
-        raise InvalidInput("--state-must-exist says nothing without a registry: give --state DIR too")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a file
     log_file = log_file or Path(f".hplm/serve-{http_port}.log")
     with until_stopped(), ExitStack() as ending:
-        begin(repository, state, state_must_exist or os.environ.get(MUST_EXIST, "").lower() not in ("", "0", "false"))
+        begin(repository, state, os.environ.get(MUST_EXIST, "").lower() not in ("", "0", "false"))
         server = TritonServer(
             repository, address, http_port, grpc_port, metrics_port, log_file, state, flags, start_timeout=start_timeout
         )

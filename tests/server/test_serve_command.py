@@ -186,20 +186,16 @@ def left_by(identity):
     return [*process_group.SHARED_MEMORY.glob(f"{identity}*"), *Path(tempfile.gettempdir()).glob(f"{identity}*")]
 
 
-@pytest.mark.parametrize("said_by", ["--state-must-exist", "HPLM_STATE_MUST_EXIST"])
-def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys, said_by):
-    options = ["--state-must-exist"] if said_by.startswith("--") else []
-    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "" if options else "1")
-    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, "--start-timeout", "1e-9", *options]  # none is started
+def test_the_command_does_not_begin_a_state_that_must_exist(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HPLM_STATE_MUST_EXIST", "1")
+    serve = ["serve", "--repository", str(toy.repository), *ANY_PORTS, "--start-timeout", "1e-9"]  # none is started
     assert main([*serve, "--state", str(tmp_path / "state")]) == 1
     assert mentions(capsys.readouterr().err, tmp_path / "state/toy", "CURRENT", "hplm begin")
     assert not (tmp_path / "state").exists()
-    if options:
-        assert main(serve) == 1 and mentions(capsys.readouterr().err, "--state")
     for off in ("", "0", "False"):
         monkeypatch.setenv("HPLM_STATE_MUST_EXIST", off)
         state = tmp_path / f"begun{off}"
-        assert main([*serve[: len(serve) - len(options)], "--state", str(state)]) == 1 and (state / "toy/CURRENT").exists()
+        assert main([*serve, "--state", str(state)]) == 1 and (state / "toy/CURRENT").exists()
 
 
 def test_without_our_backends_the_way_to_install_them_is_said(tmp_path):
