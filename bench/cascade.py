@@ -57,6 +57,7 @@ TARGETS = {
 }
 SIZES = {"train": 2000, "dev": 600, "test": 1500}  # texts of each file
 TRAINING = {"adapter": "lora", "rank": 16, "learning_rate": 2e-3, "body_rate": 3e-5, "epochs": 1}
+FOLDER = Path(".hplm/bench-cascade")
 KEEP = 0.03  # share of the n-grams that have rows in the table
 LOAD, OVERLOAD = 0.7, 3.0  # of the full stack's capacity
 ALLOWED = (2.0, 12.0)  # the deadlines of an overload, in times that the full stack takes for a batch; drawn evenly
@@ -69,9 +70,8 @@ COMPARED = 2000  # answers that are compared with those offline, at most
 @benchmark(questions=2, texts=160, minutes=0.02, seconds=0.3, rounds=1)
 def cascade(
     *,
-    folder: Path = Path(".hplm/bench-cascade"),
     model: OtherModel = "",
-    questions: Whole = 100,
+    questions: Annotated[int, ONLY_QUICK] = 100,
     texts: Annotated[int, ONLY_QUICK] = 3000,
     minutes: Annotated[float, ONLY_QUICK] = 1.0,
     seconds: Positive = 20.0,
@@ -81,14 +81,12 @@ def cascade(
     """Builds tenants with exits on a model whose first two layers are in tables. Measures what exits lose and spare.
 
     Two servers of the same store, one without exits, answer in turn. `random`: as many texts leave, whichever they are. What
-    judges a way has not chosen it.
+    judges a way has not chosen it. Later runs use what earlier ones have built.
 
-    :param folder: what is built, which later runs use again
-    :param questions: tenants, at most
     :param seconds: of each timed measurement
     :param rounds: turns of each timed measurement
     """
-    store, asked = built(folder, model, questions, texts, minutes)
+    store, asked = built(model, questions, texts, minutes)
     precision = served_precision(store, dtype, resolve_device("auto"))
     found = [judged(store, question, precision) for question in asked]
     offline = {
@@ -98,19 +96,20 @@ def cascade(
         "random": {"points_lost": float(np.mean([own.test.lost_at_random(own.plan) for own in found]))},
     }
     yield from rows_of(offline, TARGETS)
-    with _servers(store, precision.name, folder) as servers:
+    with _servers(store, precision.name) as servers:
         yield from rows_of(_served(found, servers, seconds, rounds), TARGETS)
 
 
-def built(folder: Path, model: str, count: int, texts: int, minutes: float) -> tuple[Store, Sequence[DemoTenant]]:
-    """Builds what the folder lacks. `texts`: of each file, at most."""
-    data, home, device = folder / "demo", folder / "store", resolve_device("auto")
+def built(model: str, count: int, texts: int, minutes: float) -> tuple[Store, Sequence[DemoTenant]]:
+    """Builds what FOLDER lacks. `texts`: of each file, at most."""
+    device = resolve_device("auto")
+    data, home = FOLDER / "demo", FOLDER / "store"
     tasks = [task for task in TASKS if task.task == "classify"][:count]
     given = {"model": model, "questions": len(tasks), "texts": texts, "minutes": minutes}
-    settings, of = {**given, "keep": KEEP, **TRAINING}, folder / "settings.json"
-    if folder.exists() and not (of.exists() and json.loads(of.read_bytes()) == settings):
-        raise InvalidInput(f"{folder} was built with other settings: remove it, or name another --folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    settings, of = {**given, "keep": KEEP, **TRAINING}, FOLDER / "settings.json"
+    if FOLDER.exists() and not (of.exists() and json.loads(of.read_bytes()) == settings):
+        raise InvalidInput(f"{FOLDER} was built with other settings: remove it")
+    FOLDER.mkdir(parents=True, exist_ok=True)
     write_json(of, settings)
     if not (data / MANIFEST).exists():
         domains = [domain for domain in DOMAINS if domain.name in {task.domain for task in tasks}]
@@ -202,10 +201,10 @@ def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
 
 
 @contextmanager
-def _servers(store: Store, dtype: str, folder: Path) -> Iterator[dict[str, _Server]]:
+def _servers(store: Store, dtype: str) -> Iterator[dict[str, _Server]]:
     """Gives a server of all tenants with their exits, and one of the same tenants without them."""
     options = ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS, queue_texts=100_000)
-    with TemporaryDirectory(prefix="served-", dir=folder) as home, ExitStack() as running:
+    with TemporaryDirectory(prefix="served-", dir=FOLDER) as home, ExitStack() as running:
         servers = {}
         for way in ("exits", "full"):
             backbone = export(store, Path(home) / way, options).backbone

@@ -61,7 +61,7 @@ def cluster(
     adds: Whole = 20,
     table_mb: Positive = 2000.0,
     stops: Annotated[int, ONLY_QUICK] = 5,
-    only: tuple[Part, ...] = get_args(Part),
+    only: Annotated[tuple[Part, ...], ONLY_QUICK] = get_args(Part),
 ) -> Rows:
     """Runs two servers on this machine, and HAProxy with the file of `hplm route`.
 
@@ -73,7 +73,6 @@ def cluster(
     :param rounds: turns of each comparison
     :param adds: tenants that come and go
     :param table_mb: of the table that is published before a key is revoked
-    :param only: these parts
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:

@@ -24,7 +24,7 @@ from bench.server import multiply, random_export, tenant_id, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.backbone import Backbone
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import HplmError
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
@@ -64,7 +64,7 @@ def generate(
     parts: tuple[Part, ...] = get_args(Part),
     size: Annotated[Literal["smollm2", "toy"], ONLY_QUICK] = "smollm2",
     layers: Annotated[int, ONLY_QUICK] = 30,
-    tenants: Whole = 10_000,
+    tenants: Annotated[int, ONLY_QUICK] = 10_000,
     rounds: Whole = 3,
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
@@ -74,11 +74,8 @@ def generate(
     while a prompt of 3,000 tokens is read. Locust's scenario `Chat` asks other servers.
 
     :param parts: which to measure
-    :param tenants: of the part `tenants`, beside 32
     :param rounds: of each part
     """
-    if "tenants" in parts and tenants <= SHARING:
-        raise InvalidInput(f"--tenants {tenants}: give more than the {SHARING} that they are beside")
     whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))
     if "transformers" in parts:
         yield from _transformers(whole, rounds)

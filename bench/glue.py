@@ -6,10 +6,10 @@ All ensembles are models of one server, and are measured in turn, so that all se
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from bench.noop import ECHO, FLOOR, NOOP, add_noops
-from bench.rows import Rows, Seconds, Tokens, Whole, benchmark, expect_text, rows_of_rounds, say
+from bench.rows import ONLY_QUICK, Rows, Seconds, benchmark, rows_of_rounds, say
 from bench.server import random_export, requests_of, tenant_id, texts_of, waits
 from builder.publish.model_configs import ServingOptions
 from hplm.server import TritonServer
@@ -37,7 +37,9 @@ TARGETS = {
 
 
 @benchmark(tokens=16, seconds=0.3, rounds=1)
-def glue(*, tokens: Tokens = 32, seconds: Seconds = 3.0, rounds: Whole = 3) -> Rows:
+def glue(
+    *, tokens: Annotated[int, ONLY_QUICK] = 32, seconds: Seconds = 3.0, rounds: Annotated[int, ONLY_QUICK] = 3
+) -> Rows:
     """Measures the served path around a backbone of width 32 with one layer.
 
     Beside it are three ensembles of two Python models that do nothing, with as many bytes between them: noop B (`noop`) answers
@@ -46,10 +48,7 @@ def glue(*, tokens: Tokens = 32, seconds: Seconds = 3.0, rounds: Whole = 3) -> R
 
     `processor_us` is the processor time of a request by process, of which `beyond_b_us` is more than noop B's. `c1_waits`: how
     often a lone request lets a thread wait. A figure is the median of the rounds, and stands beside the least and the most.
-
-    :param rounds: turns of all models
     """
-    expect_text(tokens, "minilm")
     options = ServingOptions(dtype="fp32", slots=2 * TENANTS, threads=1)
     texts = texts_of(NULL, [tokens] * TEXTS)
     with random_export(NULL, TENANTS, options) as folder:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bench.rows import ONLY_QUICK, Dtype, Positive, Row, Rows, Tokens, Whole, benchmark
+from bench.rows import ONLY_QUICK, Positive, Row, Rows, Whole, benchmark
 from bench.server import expect_room
 from bench.turns import alternate, threads
 from builder.store.branches import table_spec
@@ -47,10 +47,8 @@ def plot(
     *,
     keys: Whole = 1_000_000,
     hidden: Annotated[int, ONLY_QUICK] = 768,
-    tokens: Tokens = 128,
+    tokens: Annotated[int, ONLY_QUICK] = 128,
     seconds: Positive = 3.0,
-    folder: Path | None = None,
-    dtype: Dtype = "auto",
 ) -> Rows:
     """Writes tables of random values with realistic keys, and looks texts up in them.
 
@@ -59,14 +57,10 @@ def plot(
 
     :param keys: n-grams in the table
     :param seconds: for each figure
-    :param folder: in which the tables are written for a while
-    :param dtype: of the layers that the table replaces
     """
     heads = hidden // 64 if hidden % 64 == 0 else 1
     config = replace(BERT_BASE, hidden=hidden, heads=heads, intermediate=4 * hidden)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hplm-bench-", dir=folder) as scratch, threads(1):
+    with tempfile.TemporaryDirectory(prefix="hplm-bench-") as scratch, threads(1):
         tables = Path(scratch)
         write_tables(tables, config, keys)
         forests = {name: Forest([tables], assign_addresses([Table(_path(tables, name))])) for name in COMPARED}
@@ -74,7 +68,7 @@ def plot(
         lengths, chain = np.array([tokens]), forests["fp16"].chain("fp16", VERSION)
         addresses = [chain.lookup(text, lengths).addresses for text in texts]
         median = alternate(_warm(forests, texts, addresses, lengths), seconds, warm_up=TEXTS)
-        precision = resolve_dtype(dtype, CPU)
+        precision = resolve_dtype("auto", CPU)
         median |= alternate({"lower_stack": _lower_stack(config, tokens, precision)}, seconds)
     for name, taken in median.items():
         yield Row(f"{name}_us", taken, "us")
@@ -91,7 +85,7 @@ def write_tables(folder: Path, config: BackboneConfig, keys: int) -> None:
     """Writes a table for each way to store a vector, with the same rows."""
     specs = {name: table_spec(config, name, VERSION, None, name, corpus_tokens=4 * keys) for name in COMPARED}
     needed = sum((keys + config.vocabulary + 1) * spec.row_bytes for spec in specs.values())
-    expect_room(folder, needed, "the tables need", "choose another --folder, or give fewer --keys")
+    expect_room(folder, needed, "the tables need", "set TMPDIR to a folder with more space, or give fewer --keys")
     rows = _ranked_keys(config, keys)
     pool = torch.randn(BATCH, config.window.n, config.hidden, generator=torch.Generator().manual_seed(5))
     for name, spec in specs.items():

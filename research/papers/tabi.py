@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import sqrt
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.cascade import Judged, Part, Way, described, judged
+from bench.cascade import FOLDER, Judged, Part, Way, described, judged
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
 from builder.evaluation.evaluation import opened
 from builder.exits.answers import LOOK, costs_of
@@ -49,22 +48,21 @@ Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where 
 
 
 @benchmark(tenants=1)
-def tabi(*, folder: Path = Path(".hplm/bench-cascade"), dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
+def tabi(*, dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
     """Compares Tabi's ways to spare work: means over tenants of the work of the layers, and of points lost by labels.
 
     Thresholds for several exits, weighted ensembles, words pruned by attention, votes, one exit for all, and the bound. Each
     by the points that it may lose, or by the share of words that stay.
 
-    :param folder: of the benchmark
     :param dtype: precision of the full stack
     :param tenants: at most
     """
-    if not (folder / "demo" / MANIFEST).exists():
-        raise InvalidInput(f"{folder} has no questions: `hplm bench cascade --folder {folder}` builds some")
-    store = Store(folder / "store")
+    if not (FOLDER / "demo" / MANIFEST).exists():
+        raise InvalidInput(f"{FOLDER} has no questions: `hplm bench cascade` builds some")
+    store = Store(FOLDER / "store")
     precision = served_precision(store, dtype, resolve_device("auto"))
     found: dict[str, dict[str, list[Way]]] = {}
-    for question in data_of(folder / "demo").tenants[:tenants]:
+    for question in data_of(FOLDER / "demo").tenants[:tenants]:
         own = judged(store, question, precision)
         for name, ways in WAYS.items():
             tried = [_way(own, leaves) for leaves in ways(own.choosing, own.test)]
