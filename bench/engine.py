@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.rows import Dtype, Positive, Row, Rows, Size, benchmark, say
+from bench.rows import ONLY_QUICK, Dtype, Positive, Row, Rows, Size, benchmark, say
 from bench.turns import alternate
 from hplm.engine.engine import INT8, Engine, resolve_device, resolve_precision
 from hplm.engine.packing import Arrangement, end_to_end, read_packing
@@ -34,7 +35,12 @@ Run = Callable[[int], float]  # runs the batch of this number, and returns its t
 
 
 @benchmark(size=("toy",), seconds=0.01, dtype="fp32")
-def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positive = 3.0, dtype: Dtype = "auto") -> Rows:
+def engine(
+    *,
+    size: tuple[Size, ...] = ("minilm", "bert-base"),
+    seconds: Positive = 3.0,
+    dtype: Annotated[Dtype, ONLY_QUICK] = "auto",
+) -> Rows:
     """Measures the shared upper layers: tokens a second of each packing, and ratios of the variants.
 
     `to_uniform`: of texts of one length. `share_of_bare`: of bare matrix products of the same shapes. `to_plain`: over the
@@ -42,7 +48,6 @@ def engine(*, size: tuple[Size, ...] = ("minilm", "bert-base"), seconds: Positiv
 
     :param size: of the model, one or several
     :param seconds: for each figure
-    :param dtype: of the layers; 8 bits are measured beside fp32 in any case
     """
     device = resolve_device("auto")
     precision = resolve_precision(dtype, device).dtype

@@ -37,9 +37,7 @@ TARGETS = {
 
 
 @benchmark(tokens=16, seconds=0.3, rounds=1)
-def glue(
-    *, tokens: Annotated[int, ONLY_QUICK] = 32, seconds: Seconds = 3.0, rounds: Annotated[int, ONLY_QUICK] = 3
-) -> Rows:
+def glue(*, tokens: Annotated[int, ONLY_QUICK] = 32, seconds: Seconds = 3.0, rounds: Annotated[int, ONLY_QUICK] = 3) -> Rows:
     """Measures the served path around a backbone of width 32 with one layer.
 
     Beside it are three ensembles of two Python models that do nothing, with as many bytes between them: noop B (`noop`) answers

@@ -54,8 +54,6 @@ class Matching:
     """rank of the LoRA"""
     epochs: int = 3
     """passes over the texts"""
-    learning_rate: float = 1e-3
-    """learning rate"""
     most_texts: int = 3000
     """most texts to take"""
     least: float = 0.9

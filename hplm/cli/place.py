@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hplm.cli.options import AtLeastOne, Numbers, Positive, Words, about
+from hplm.cli.options import Numbers, Positive, Words, about
 from hplm.cli.served import StateLocation, checked_state
 from hplm.errors import InvalidInput
 
@@ -71,9 +71,8 @@ class Given:
 
 
 def profile(
-    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), rounds: AtLeastOne = 5,
-    state: StateLocation = None,
-) -> dict[str, Any]:  # fmt: skip
+    *, repository: Repository, devices: Words, to: Path, intra: Numbers = (1,), state: StateLocation = None
+) -> dict[str, Any]:
     """Measure the times and the memory of a repository's backbones, each layer while the other cores compute too.
 
     Stop other work on the machine first.
@@ -81,7 +80,6 @@ def profile(
     :param devices: all devices of the machine, between commas: cpu:0,cpu:1 (cores) or cuda:0
     :param to: profile to write
     :param intra: devices a stage, such as 1,2: threads on a CPU
-    :param rounds: how often each batch is measured
     """
     from hplm.placement.measuring import check_devices, profile_repository, profiled_backbones
     from hplm.placement.profile import KIND
@@ -89,7 +87,7 @@ def profile(
     state = checked_state(state)
     check_target(to, KIND)
     check_devices(devices, intra)
-    measured = profile_repository(profiled_backbones(repository), devices, intra, state, rounds)
+    measured = profile_repository(profiled_backbones(repository), devices, intra, state)
     measured.write(to)
     report = _told(measured)
     print(

@@ -39,6 +39,7 @@ from hplm.tenants.models import upper_config
 
 HOP_TOKENS = (1, 64, 256, 1024)
 HOPS = 50
+ROUNDS = 5  # in which each batch is measured once
 WAY_OUT = "give one core a device, such as --devices cpu:0,cpu:1, or a GPU, such as cuda:0"
 
 
@@ -60,7 +61,6 @@ def profile_repository(
     devices: Sequence[str],
     intra: Sequence[int],
     state: Location | None,
-    rounds: int,
 ) -> Profile:
     """`intra`: the numbers of devices a stage to measure.
 
@@ -72,7 +72,7 @@ def profile_repository(
         measured: dict[int, tuple[BackboneProfile, Samples]] = {}
         for count in intra:
             with _busy(backbone.folder, cores_of(devices[count:])):
-                measured[count] = _apart(backbone, devices[:count], state, rounds)
+                measured[count] = _apart(backbone, devices[:count], state)
         own = _timed(measured, bool(cores_of(devices)))
         found[backbone.name] = own
         errors += [samples.error(sum(own.times[count], Terms())) for count, (_, samples) in measured.items()]
@@ -126,7 +126,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def measure(
-    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, rounds: int, label: str
+    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, label: str
 ) -> tuple[BackboneProfile, Samples]:
     """Measures in this process, on the cores that these devices are. Returns the profile without times."""
     if cores := cores_of(devices):
@@ -134,7 +134,7 @@ def measure(
         compute_with(len(cores))
     settings = EncoderSettings.read({**backbone.parameters, **device_parameters(devices)})
     sampler = Sampler(backbone.folder, settings, state)
-    return sampler.profile(), sampler.take(rounds, label)
+    return sampler.profile(), sampler.take(ROUNDS, label)
 
 
 def device_parameters(devices: Sequence[str]) -> dict[str, str]:
@@ -144,13 +144,11 @@ def device_parameters(devices: Sequence[str]) -> dict[str, str]:
     return {"device": devices[0]}
 
 
-def _apart(
-    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, rounds: int
-) -> tuple[BackboneProfile, Samples]:
+def _apart(backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None) -> tuple[BackboneProfile, Samples]:
     label = f"{backbone.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure, backbone, devices, state, rounds, label).result()
+            return process.submit(measure, backbone, devices, state, label).result()
         except BrokenProcessPool:
             raise Internal(
                 f"the process that measured {label} was killed: see its messages above, or whether the machine has enough "

@@ -89,7 +89,7 @@ WITHOUT_THE_BUILDER = [
     ("backup --to {folder}/saved {places}", {"generation": len(ACTIONS)}),
     ("restore --from {folder}/saved --accept-old-keys {again}", {"backed_up": len(ACTIONS), "generation": len(ACTIONS) + LOST}),
     ("verify {again}", {"tables": 3}),
-    ("place profile {places} --devices {core} --rounds 1 --to {folder}/profile.json", {
+    ("place profile {places} --devices {core} --to {folder}/profile.json", {
         "backbones": lambda found: found["toy"]["tenants"] == 4 and found["toy"]["ms"]["1"]["16"] > 0,
     }),
     ("place search {problem} --slo-scale 100 --to {folder}/placement.json", {"screen": lambda one: one["attained"] == 1}),

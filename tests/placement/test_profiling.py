@@ -37,7 +37,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in profiled_backbones(toy.repository)]
-    profile = profile_repository(sources, cores, [1, len(cores)], None, rounds=1)
+    profile = profile_repository(sources, cores, [1, len(cores)], None)
     own = profile.backbones["toy"]
     assert set(own.times) == {1, len(cores)} and all(len(times) == CONFIG.upper_layers for times in own.times.values())
     assert own.parents == {"bio": "root", "law": "root"} and sorted(own.tenants["bio"]) == ["acme", "dune", "gaia"]
