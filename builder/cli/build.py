@@ -202,8 +202,7 @@ class Training:
     """also train the upper layers, at this learning rate, and store their change as a LoRA of rank --rank. Answers get better,
     and training takes 1.5 times as long. 1e-4 is a good rate; 0: train only adapter and head"""
     teacher: str | None = None
-    """a model whose soft answers the tenant learns beside the labels: the folder of a checkpoint with the same labels, or
-    `dedicated`, which first fine-tunes the original model in full on the same data"""
+    """the folder of a checkpoint with the same labels, whose soft answers the tenant learns beside the labels"""
     best: bool = False
     """the options of the best answers: --adapter lora --upper-rate 1e-4 --learning-rate 1e-3, where no others are given"""
 

@@ -131,11 +131,9 @@ def _words(line: bytes) -> Sequence[str]:
 
 def _beside(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options with paths from the folder of their file."""
-    from builder.training.teachers import DEDICATED
-
     paths = {name: folder / path for name in ("train", "dev") if (path := options[name]) is not None}
     training = options["training"]
-    if training.teacher not in (None, DEDICATED):
+    if training.teacher is not None:
         paths["training"] = replace(training, teacher=folder / training.teacher)
     return {**options, **paths}
 

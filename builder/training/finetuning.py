@@ -26,8 +26,6 @@ from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layou
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 
-HEAD_RATE, BODY_RATE = 1e-3, 5e-5  # of a teacher
-
 
 @dataclass(frozen=True)
 class TrainingOptions:

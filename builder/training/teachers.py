@@ -12,35 +12,31 @@ import torch
 from torch import Tensor
 
 from builder.importing.checkpoint import Family, Finetuned, Misfit, digest, is_checkpoint
-from builder.learning.bodies import Body, WholeBody
+from builder.learning.bodies import Body
 from builder.store.store import Store
 from builder.training.data import Data
-from builder.training.finetuning import BODY_RATE, HEAD_RATE, Trained, TrainingOptions, evaluate, finetune, logits_of
+from builder.training.finetuning import Trained, TrainingOptions, evaluate, finetune, logits_of
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
-
-DEDICATED = "dedicated"  # a BERT that is fine-tuned in full on the same data
 
 
 @dataclass(frozen=True)
 class Teacher:
     """Trains tenants, like `finetune`, by its answers too."""
 
-    checkpoint: Path | None = None  # a model that was fine-tuned; None: one is fine-tuned on the tenant's data first
+    checkpoint: Path  # a model that was fine-tuned
     found: Finetuned | None = None  # what was read of it
 
     @classmethod
     def named(cls, name: str) -> Teacher:
-        if name == DEDICATED:
-            return cls()
         if not is_checkpoint(Path(name)):
-            raise InvalidInput(f"--teacher {name}: give {DEDICATED}, or the folder of a checkpoint of the tenant's task")
+            raise InvalidInput(f"--teacher {name}: give the folder of a checkpoint of the tenant's task")
         return cls(Path(name).resolve())
 
     @property
     def digest(self) -> str:
         """Returns a digest of the checkpoint's files, by which the same training is known again."""
-        return DEDICATED if self.checkpoint is None else digest(self.checkpoint)
+        return digest(self.checkpoint)
 
     def read(self, store: Store, tenant_id: str, task: str, labels: Sequence[str], digest: str) -> Teacher:
         """Returns it with its checkpoint in memory, before anything of an earlier training is removed.
@@ -48,16 +44,13 @@ class Teacher:
         Refuses one of another task or with other labels, and one that has changed since `digest`. Where the tenant was
         imported from it with `--labels`, these are its labels.
         """
-        if self.checkpoint is None:
-            return self
         asked = (store.report(store.tenant_version(tenant_id, v)).get("asked", {}) for v in store.tenant_versions(tenant_id))
         named = next((own.get("labels") for own in asked if own.get("checkpoint") == digest), None)
         try:
             found = Family(store.model, store.config).read(self.checkpoint, named, task)
         except Misfit as misfit:
             raise InvalidInput(
-                f"--teacher {self.checkpoint}: {misfit.reason}: give one that was fine-tuned from the store's model, or "
-                f"--teacher {DEDICATED}"
+                f"--teacher {self.checkpoint}: {misfit.reason}: give one that was fine-tuned from the store's model"
             ) from None
         if self.digest != digest:
             raise InvalidInput(f"--teacher {self.checkpoint} changes while it is read: wait until it is written, and try again")
@@ -73,30 +66,25 @@ class Teacher:
 
     def __call__(self, body: Body, data: Data, options: TrainingOptions, saved: Path | None = None) -> Trained:
         """Trains by the labels and by the teacher's answers. The same call after an interruption goes on."""
-        whole, model, told = self._made(data, options, saved)
-        logits = logits_of(whole, model, data, data.train)
-        _, spread = data.task.scale(data.train.examples)
-
-        def apart(chosen: np.ndarray, own: Tensor) -> Tensor:
-            """Returns how far the tenant's answers are from the teacher's."""
-            wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(own.device)
-            return data.task.apart(own, wanted, spread)
-
-        trained = finetune(body, data, options, saved, apart)
-        return replace(trained, report={"teacher": told, **trained.report})
-
-    def _made(self, data: Data, options: TrainingOptions, saved: Path | None) -> tuple[Body, TenantModel, dict[str, Any]]:
-        """Returns the teacher, and what a report says of it."""
-        if self.found is None:
-            file = saved.with_name(f"teacher-{saved.name}") if saved is not None else None
-            made = dedicated(data, options, file)
-            return made.body, made.model, {"dev": round(made.scores.main, 4), "seconds": made.report["seconds"]}
-        body, model = self.found.loaded(data.device)
-        scores, _ = evaluate(body, model, data, data.dev)
-        return body, model, {"dev": round(scores.main, 4), "checkpoint": str(self.checkpoint)}
+        assert self.found is not None  # it was read
+        whole, model = self.found.loaded(data.device)
+        scores, _ = evaluate(whole, model, data, data.dev)
+        told = {"dev": round(scores.main, 4), "checkpoint": str(self.checkpoint)}
+        return taught(body, data, options, saved, (whole, model), told)
 
 
-def dedicated(data: Data, options: TrainingOptions, saved: Path | None) -> Trained:
-    """Returns a BERT that was fine-tuned in full, with the rates for this."""
-    alone = replace(options, adapter=TrainingOptions.adapter, rank=0, places=None, learning_rate=HEAD_RATE, body_rate=BODY_RATE)
-    return finetune(WholeBody.of(data.reader.store), replace(data, start=None), alone, saved)
+def taught(
+    body: Body, data: Data, options: TrainingOptions, saved: Path | None, teacher: tuple[Body, TenantModel],
+    told: dict[str, Any],
+) -> Trained:  # fmt: skip
+    """Trains by the labels and by a teacher's answers. `told`: what the report says of the teacher."""
+    logits = logits_of(*teacher, data, data.train)
+    _, spread = data.task.scale(data.train.examples)
+
+    def apart(chosen: np.ndarray, own: Tensor) -> Tensor:
+        """Returns how far the tenant's answers are from the teacher's."""
+        wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(own.device)
+        return data.task.apart(own, wanted, spread)
+
+    trained = finetune(body, data, options, saved, apart)
+    return replace(trained, report={"teacher": told, **trained.report})

@@ -45,7 +45,7 @@ def build_tenant(
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
-    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: see `Teacher`.
+    ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: a checkpoint.
     `columns`: default: those of the version before.
     """
     with locked_tenant(store, tenant_id):

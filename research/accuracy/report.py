@@ -24,7 +24,6 @@ from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.finetuning import TrainingOptions, evaluate, finetune
-from builder.training.teachers import Teacher
 from builder.worker_processes import processes_that_fit
 from demo.data import DemoData, DemoTenant
 from hplm.plot.meta import FORMAT as TABLE_FORMAT
@@ -32,6 +31,7 @@ from research.accuracy.recipes import Recipe, build_store, pretrained_body
 from research.accuracy.studies import Study, StudyCase, Tier, studies_of, tenants_of
 from research.options import results_of
 from research.result_file import ResultFile
+from research.schemes.teachers import taught_by_dedicated
 from research.schemes.trained import options_of, read_task, train_scheme
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
@@ -182,7 +182,7 @@ class Report:
         if run.sample:
             data = _resampled(data, run.sample, run.seed)
         body = self._pretrained(case.pretrained, task.domain) if case.pretrained else None
-        trainer = Teacher.named(case.teacher) if case.teacher else finetune
+        trainer = taught_by_dedicated if case.teacher else finetune
         trained = train_scheme(store, data, case.scheme, self._training(run), body, trainer=trainer)
         scores, _ = evaluate(trained.body, trained.model, data, texts)
         told = {"dev": round(trained.scores.main, 4), "trained_on": len(data.train.texts)}

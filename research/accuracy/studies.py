@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builder.training.finetuning import TrainingOptions
-from builder.training.teachers import DEDICATED
 from research.accuracy.recipes import Recipe
+from research.schemes.teachers import DEDICATED
 from research.schemes.trained import HEAD_RATE, SCHEMES
 
 # Rank 32 is a compromise among 8 to 128: rank 64 is 0.75 better on dev (four tasks), equal on test, and twice as large.
@@ -72,7 +72,7 @@ class StudyCase:
     scheme: str
     recipe: Recipe | None = None  # None: the original BERT
     pretrained: str = ""  # the BERT's layers that are further pretrained on the domain's corpus: lower, upper, all
-    teacher: str = ""  # as `hplm build tenant --teacher` takes it
+    teacher: str = ""  # dedicated: a BERT that is fine-tuned in full on the task's data
     longer: float = 1  # factor of the passes, which dev scores then do not end early
 
 

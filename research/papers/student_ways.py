@@ -25,9 +25,9 @@ from builder.tasks.lookup import Pack, Text, Texts
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import Trained, TrainingOptions, finetune, logits_of
-from builder.training.teachers import dedicated
 from hplm.adapters.layout import exit_layout
 from research.papers.augmentation import augmented
+from research.schemes.teachers import dedicated
 
 TIE = 1e-3  # of a vote: how much the members' confidence counts
 Scored = dict[str, list[float]]  # "dev" and "test": the scores of one student, of two, and so on

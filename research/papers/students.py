@@ -22,14 +22,14 @@ from builder.students.boosting import StudentOptions
 from builder.students.build import check
 from builder.tasks.lookup import Texts
 from builder.training.data import Data
-from builder.training.finetuning import BODY_RATE, HEAD_RATE, TrainingOptions
-from builder.training.teachers import DEDICATED
+from builder.training.finetuning import TrainingOptions
 from demo.data import DemoTenant, data_of
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from research.papers.student_ways import WAYS, Case, Variants, Way
 from research.result_file import ResultFile
 from research.result_file import digest_of as digest_of_run
+from research.schemes.teachers import BODY_RATE, DEDICATED, HEAD_RATE
 from research.schemes.trained import read_task
 
 ALL, BEST = "all", "pruned"  # students; the number that scores best on dev

@@ -23,13 +23,11 @@ from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
 from builder.training.data import read_data
-from builder.training.finetuning import TrainingOptions
+from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.start import ANEW
-from builder.training.teachers import Teacher
 from builder.training.tenant import delete_tenant
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
-from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
 from testing.random_store import random_tenant
@@ -38,11 +36,10 @@ from tests.builder.importing import stores as imports
 from tests.builder.importing.stores import LABELS
 from tests.builder.stores import NO_TIME, SMALL, add_tenant, corpus, rooted, some_lines
 from tests.builder.tables.test_counting import MANY_RUNS, corpus_of, some_documents
-from tests.builder.training.small_tenants import CUT, learn, made, pretend, unexpected, write
+from tests.builder.training.small_tenants import CUT, made, pretend, write
 from tests.support.device import DEVICE
 from tests.support.killed import changes, deaths_survived, killed
 from tests.support.learning import by_one_step
-from tests.support.message import mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -210,21 +207,19 @@ def original(bert, tmp_path_factory):
 
 
 def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch):
-    """A teacher, then a tenant with all weights and random numbers that a training has: its adapter is cut.
+    """A tenant with all weights and random numbers that a training has: its adapter is cut.
 
-    It is killed while the tenant learns. Trainings of one step (`tests/support/learning.py`) say of all others that they would
-    have the same batches.
+    Trainings of one step (`tests/support/learning.py`) say of all others that they would have the same batches.
     """
     store, file = original
     ends = []
 
     def train(folder):
         data = read_data(Reader(store, "root", 1), "classify", file, None, DEVICE)
-        found = Teacher()(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), folder / "learning.pt")
-        assert (folder / "teacher-learning.pt").exists(), "the teacher was not saved"
+        found = finetune(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), folder / "learning.pt")
         adapter, head = found.model.stored()
         learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
-        found.report["seconds"] = found.report["teacher"]["seconds"] = 0
+        found.report["seconds"] = 0
         ends.append((learned, found.report, found.scores))
 
     monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
@@ -233,17 +228,3 @@ def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(ori
     assert changes(train, tmp_path / "killed") < count // 2, "it did not go on from its savepoint"
     (learned, *reported), (found, *again) = ends
     assert same(found, learned) and again == reported
-
-
-def test_a_tenant_learns_the_answers_of_a_teacher(original):
-    """It is a model that is fine-tuned in full."""
-    store, file = original
-    options = {"epochs": 1, "teacher": "dedicated", "trainer": unexpected}
-    with by_one_step():
-        learned = learn(store, "classify", file, **options)
-        plain = learn(store, "classify", file, tenant="plain", epochs=1)
-        assert learn(store, "classify", file, **options) == learned  # nothing is learned anew
-    heads = [store.tenant_weights(tenant)[1] for tenant in (learned, plain)]
-    assert 0 <= store.report(learned)["teacher"]["dev"] <= 1 and not same(*heads)
-    with pytest.raises(InvalidInput, match=mentioning("--teacher", "dedicated", "checkpoint")):
-        learn(store, "classify", file, teacher="nobody")

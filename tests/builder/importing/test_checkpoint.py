@@ -148,7 +148,7 @@ def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, 
     assert store.report(made[1])["teacher"] == {"dev": pytest.approx(right, abs=1e-4), "checkpoint": str(folder)}
     put(folder / "config.json", id2label={0: "red", 1: "green", 2: "black"})
     far = tuned(tmp_path / "far", change=2.0, id2label=dict(enumerate(LABELS)))
-    for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "--teacher dedicated"])):
+    for other, words in ((folder, ["black", "blue"]), (far, [far, "differ", "fine-tuned"])):
         with nothing_looked_up(), pytest.raises(InvalidInput, match=mentioning("--teacher", *words)) as caught:
             build_tenant(store, "acme", None, None, train, train, teacher=str(other), **{**options, "epochs": 2})
         assert "--root" not in str(caught.value)

@@ -86,7 +86,7 @@ def test_parts_are_all_of_it_together(store, folder, capsys):
         (GOOD | {"train": None}, ["--train"]),
         (GOOD | {"train": "nowhere.jsonl"}, ["nowhere.jsonl"]),
         (GOOD | {"domain": "law"}, ["law", "root"]),
-        (GOOD | {"teacher": "nobody"}, ["nobody", "dedicated"]),
+        (GOOD | {"teacher": "nobody"}, ["nobody", "--teacher", "checkpoint"]),
         (GOOD | {"upper_rate": 1e-4, "rank": 0}, ["--rank"]),
         (GOOD | {"from_version": 7}, ["7"]),
         (GOOD | {"fresh": True}, ["fresh", "hplm build tenant"]),
