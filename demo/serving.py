@@ -21,9 +21,9 @@ from demo.picture import draw_bars
 from hplm.errors import HplmError, InvalidInput
 from hplm.server import TritonServer
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import registries_of
+from hplm.tenants.registry_writer import registries_of
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_TENANTS
 from hplm_client import HplmClient
 
 QUESTIONS = 200  # of each tenant's test file

@@ -21,7 +21,7 @@ from hplm.server import process_group
 from hplm.server.ports import free_ports, listens
 from hplm.server.process import Process
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import registries_of
+from hplm.tenants.registry_writer import registries_of
 from loadtest.proxy import AdminSocket
 from loadtest.server import READY, triton_of
 

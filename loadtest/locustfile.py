@@ -37,7 +37,7 @@ from hplm.errors import HplmError, InvalidInput
 from hplm.parameters import LONGEST_MS
 from hplm.tenants.manager import exported_folder
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import ClientSettings
 from loadtest.monitoring import ServerCount, difference

@@ -25,7 +25,7 @@ from hplm.server.process import Process
 from hplm.server.stubs import stubs
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager, exported_folder
-from hplm.tenants.state import EXPORTED_RECORDS
+from hplm.tenants.state_folder import EXPORTED_RECORDS
 
 SERVER, ENGINE, DECODER = "tritonserver", "engine", "decoder"
 ENGINES = {"hplm.engine.service": ENGINE, "hplm.generation.service": DECODER}

@@ -19,7 +19,7 @@ from builder.store.store import Store, TenantVersion
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_TENANTS
 from testing.random_store import TOY as CONFIG
 from testing.random_store import random_exits, random_store, random_students, words
 

@@ -28,7 +28,7 @@ from hplm.tenants.filter import FILE, Filter
 from hplm.tenants.listing import served_branches, served_tenants
 from hplm.tenants.models import BACKBONES, upper_config
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_TENANTS
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"

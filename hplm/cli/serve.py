@@ -109,15 +109,15 @@ def begin(repository: Path, state: Location | None, must_exist: bool) -> None:
     from hplm.location import local_folder
     from hplm.registry.store import Away, Denied
     from hplm.tenants.mirror import starts_from
-    from hplm.tenants.registry import registries_of
-    from hplm.tenants.state import State
+    from hplm.tenants.registry_writer import registries_of
+    from hplm.tenants.state_folder import StateFolder
 
     for name, registry in registries_of(repository, state).items():
         if must_exist or not isinstance(state, Path):
             try:
                 registry.pointer()
             except (Away, Denied) as error:
-                copy = State(local_folder(state) / name)
+                copy = StateFolder(local_folder(state) / name)
                 if isinstance(state, Path) or copy.pointer() is None:
                     raise
                 say(f"state         {error}. {starts_from(copy)}")

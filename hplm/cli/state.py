@@ -38,8 +38,8 @@ def begin(
         them so long (default: 300, or that of --from)
     :param from_repository: the export that the registry of --from is served with
     """
-    from hplm.tenants.registry import registries_of
-    from hplm.tenants.state import named_folders
+    from hplm.tenants.registry_writer import registries_of
+    from hplm.tenants.state_folder import named_folders
 
     repository, state, backbone = served.repository, state_of(served.state), served.backbone
     if state is None:
@@ -69,7 +69,7 @@ def _begin_from(
     repository: Path, state: Location, backbone: str | None, source: Location, from_repository: Path, lease: float | None
 ) -> dict[str, Any]:
     from hplm.tenants.manager import Manager
-    from hplm.tenants.state import named_folders
+    from hplm.tenants.state_folder import named_folders
     from hplm.tenants.succession import begin_from
 
     begun: dict[str, Any] = {}

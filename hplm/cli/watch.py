@@ -54,14 +54,14 @@ def ask(
     control: Control, url: str, models: Sequence[str], once: bool, alive: bool, timeout: float, clock: Clock = time
 ) -> None:
     """Asks the models of a server once, or until one of them does not work."""
-    from hplm.server.probing import ALIVE, READY, State
+    from hplm.server.probing import ALIVE, READY, ModelState
 
     loaded = sorted(control.loaded()) if alive else []
     probes = _probes(control, url, models or loaded, parts=bool(models))
     if once or alive:
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
-            if health.state is State.BUSY and alive:
+            if health.state is ModelState.BUSY and alive:
                 print(f"{model} is alive, and refuses requests: {health.said}", file=sys.stdout)
             if health.state not in (ALIVE if alive else READY):
                 help = "wait for it" if health.state in ALIVE else "restart the server"
@@ -72,17 +72,17 @@ def ask(
     while True:
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
-            if health.state is State.SILENT:
+            if health.state is ModelState.SILENT:
                 raise HplmError(f"model {model!r} gives {health.said} within {timeout:g} s: restart the server")
-            if health.state is not State.BROKEN:
+            if health.state is not ModelState.BROKEN:
                 worked[model] = clock.monotonic()
-            if health.state is State.UNLOADED or clock.monotonic() - worked[model] > timeout:
+            if health.state is ModelState.UNLOADED or clock.monotonic() - worked[model] > timeout:
                 raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
-            if health.state is State.DEAD:
+            if health.state is ModelState.DEAD:
                 if not control.revive(model):
                     raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
                 print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
-            if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+            if health.state is ModelState.WORKS and health.said:  # an error: it may have been loaded again with other inputs
                 probes.update(_probes(control, url, [model]))
         clock.sleep(1)
 

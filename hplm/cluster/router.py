@@ -19,7 +19,7 @@ from hplm.server.process import program
 from hplm.server.repository import model_names
 from hplm.tenants.authorize import HEADER, UNSEEN
 from hplm.tenants.snapshot import NAME
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_TENANTS
 
 TEMPLATE = "haproxy.cfg.j2"
 CONFIG, SOCKET, SCRIPT = "haproxy.cfg", "haproxy.sock", "haproxy.lua"

@@ -11,7 +11,7 @@ from hplm.lookup.views import Views
 from hplm.model.stacks import UpperStack
 from hplm.model.weights import load_weights
 from hplm.tenants.snapshot import EXPORT_AGAIN
-from hplm.tenants.state import EXPORTED_RECORDS, EXPORTED_UPPER
+from hplm.tenants.state_folder import EXPORTED_RECORDS, EXPORTED_UPPER
 
 
 class Backbone(Views):

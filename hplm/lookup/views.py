@@ -30,14 +30,14 @@ from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import SECONDS_BETWEEN_LOOKS as SECONDS_BETWEEN_COPIES
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import (
+from hplm.tenants.state_folder import (
     EXPORTED_CONFIG,
     EXPORTED_TABLES,
     EXPORTED_TENANTS,
     EXPORTED_TOKENIZER,
     SECONDS_BETWEEN_LOOKS,
-    Reader,
-    State,
+    ReaderFile,
+    StateFolder,
 )
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Views:
         self.folder = folder
         self._time = clock
         self.config = BackboneConfig.load(folder / self.CONFIG)
-        self.state = State(local_folder(state) / self.config.name) if state is not None else None
+        self.state = StateFolder(local_folder(state) / self.config.name) if state is not None else None
         self.mirror: Mirror | None = None  # of a bucket
         if isinstance(state, Remote) and self.state is not None:
             self.mirror = Mirror(folder, opened(state / self.config.name), self.state, clock)
@@ -237,7 +237,7 @@ class RegistryWatcher:
 
     def __init__(self, views: Views) -> None:
         self._mirror = views.mirror
-        self._reader = Reader(views.state) if views.state is not None else None
+        self._reader = ReaderFile(views.state) if views.state is not None else None
         opening = Looking(views.refresh, "cannot open the newest generation").start(SECONDS_BETWEEN_LOOKS, "watch")
         self._looking, views.soon = [opening], opening.soon
         if self._mirror is not None:

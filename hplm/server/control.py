@@ -10,7 +10,7 @@ from typing import Any
 
 from hplm.errors import HplmError, shortened
 from hplm.server import probing
-from hplm.server.probing import Health, Probe, State
+from hplm.server.probing import Health, ModelState, Probe
 
 _READY = "READY"
 _LIVE = {_READY, "LOADING", "UNLOADING"}
@@ -65,7 +65,7 @@ class Control:
         try:
             return probing.health(*self._ask("POST", f"/v2/models/{model}/{probe.path}", probe.body, timeout))
         except (OSError, http.client.HTTPException) as error:
-            return Health(State.SILENT, f"no answer ({type(error).__name__})")
+            return Health(ModelState.SILENT, f"no answer ({type(error).__name__})")
 
     def config(self, model: str) -> dict[str, Any]:
         status, answer = self._ask("GET", f"/v2/models/{model}/config")

@@ -22,7 +22,7 @@ _UNHEALTHY = ("Stub process", "stub process", "is not healthy")  # as Triton say
 _UNLOADED = ("no available versions", "unknown model", "is not ready", "not found")
 
 
-class State(enum.Enum):
+class ModelState(enum.Enum):
     WORKS = "works"
     BUSY = "busy"  # its own answer is an error that passes
     BROKEN = "broken"  # it says itself that it answers no request
@@ -31,13 +31,13 @@ class State(enum.Enum):
     SILENT = "silent"  # no answer
 
 
-READY = frozenset({State.WORKS})
-ALIVE = frozenset({State.WORKS, State.BUSY})  # a restart would gain nothing
+READY = frozenset({ModelState.WORKS})
+ALIVE = frozenset({ModelState.WORKS, ModelState.BUSY})  # a restart would gain nothing
 
 
 @dataclass(frozen=True)
 class Health:
-    state: State
+    state: ModelState
     said: str = ""
 
 
@@ -72,16 +72,16 @@ def _inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def health(status: int, answer: bytes) -> Health:
     """Returns what the answer to a probe means."""
     if status == 200:
-        return Health(State.WORKS)
+        return Health(ModelState.WORKS)
     said = _error(answer)
     if any(words in said for words in _UNLOADED):
-        return Health(State.UNLOADED, said)
+        return Health(ModelState.UNLOADED, said)
     if not said or any(words in said for words in _UNHEALTHY):
-        return Health(State.DEAD, said or f"status {status} without a word")
+        return Health(ModelState.DEAD, said or f"status {status} without a word")
     if error_in(said) in (Broken, Internal):
-        return Health(State.BROKEN, said)
+        return Health(ModelState.BROKEN, said)
     passes = status == 503 or error_in(said) is Draining  # Triton's `generate` has one status for all errors
-    return Health(State.BUSY if passes else State.WORKS, said)
+    return Health(ModelState.BUSY if passes else ModelState.WORKS, said)
 
 
 def _error(answer: bytes) -> str:

@@ -16,7 +16,7 @@ from hplm.clock import Clock
 from hplm.errors import HplmError
 from hplm.server import process_group
 from hplm.server.held import Holder, holders
-from hplm.server.probing import Probe, State
+from hplm.server.probing import ModelState, Probe
 from hplm.server.process import SOON_SECONDS, longer, restarting
 from hplm.server.stubs import make_private, regions, stubs
 from hplm.server.triton import TritonServer
@@ -66,12 +66,12 @@ class Supervisor:
     def _ask(self, model: str, probe: Probe) -> str | None:
         """Asks a model, and loads it again if its process has ended. Returns why the server must be started again instead."""
         health = self._control.probe(model, probe, self.probe_s)
-        if health.state not in (State.SILENT, State.BROKEN):
+        if health.state not in (ModelState.SILENT, ModelState.BROKEN):
             self._heard[model] = self.clock.monotonic()
-        if health.state is State.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+        if health.state is ModelState.WORKS and health.said:  # an error: it may have been loaded again with other inputs
             self._models.discard(model)
-        is_gone = health.state is State.SILENT and model in (holder.model for holder in self._gone())
-        if health.state is State.DEAD or is_gone:
+        is_gone = health.state is ModelState.SILENT and model in (holder.model for holder in self._gone())
+        if health.state is ModelState.DEAD or is_gone:
             return self._revive(model, health.said)
         if self.clock.monotonic() - self._heard[model] > SILENT_SECONDS:
             return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})"

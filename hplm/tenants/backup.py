@@ -18,7 +18,7 @@ from hplm.registry.pointer import Pointer, is_begun
 from hplm.registry.store import CURRENT, RECORDS, SNAPSHOTS, TABLES, Absent, not_begun, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry, needed_by, registries_of
+from hplm.tenants.registry_writer import Registry, needed_by, registries_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 FORMAT = 2

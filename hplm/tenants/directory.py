@@ -19,7 +19,7 @@ from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror, starts_from
 from hplm.tenants.snapshot import Snapshot, Tenant, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, Reader, State, exported_folders
+from hplm.tenants.state_folder import EXPORTED_TENANTS, SECONDS_BETWEEN_LOOKS, ReaderFile, StateFolder, exported_folders
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +81,13 @@ class _Newest:
         self._name: str | None = ""  # of the snapshot in the registry; "": the exported one
         self._follower: Follower | None = None
         self._store: Store | None = None
-        self._reader: Reader | None = None
+        self._reader: ReaderFile | None = None
         self.reports = False  # whether managers wait for it
         if state is None:
             return
-        store, copy = opened(state / folder.parent.name, clock), State(local_folder(state) / folder.parent.name)
+        store, copy = opened(state / folder.parent.name, clock), StateFolder(local_folder(state) / folder.parent.name)
         if isinstance(state, Path):
-            self._reader = Reader(copy)
+            self._reader = ReaderFile(copy)
         elif copied:
             mirror = Mirror(folder, store, copy)
             mirror.begin()

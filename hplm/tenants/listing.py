@@ -13,7 +13,7 @@ from hplm.plot.meta import TableMeta
 from hplm.tenants.keys import Key
 from hplm.tenants.manager import Manager, exported_folder
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, named_folders
+from hplm.tenants.state_folder import EXPORTED_TABLES, EXPORTED_TENANTS, named_folders
 
 
 def served_tenants(repository: Path, state: Location | None = None, backbone: str | None = None) -> list[tuple[str, Tenant]]:

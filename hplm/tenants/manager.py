@@ -19,9 +19,9 @@ from hplm.registry.store import Away, Busy, Denied
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.quotas import check_limits
-from hplm.tenants.registry import Registry
+from hplm.tenants.registry_writer import Registry
 from hplm.tenants.snapshot import Snapshot, Tenant
-from hplm.tenants.state import EXPORTED_TENANTS, State, named_folders
+from hplm.tenants.state_folder import EXPORTED_TENANTS, StateFolder, named_folders
 from hplm.tenants.tables import Tables, newest_version
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Manager:
         self.folder = folder
         self.exported = Snapshot.load(folder / EXPORTED_TENANTS)
         place = state / folder.parent.name
-        self.state = State(place, clock) if isinstance(place, Path) else None  # there servers say what they have taken
+        self.state = StateFolder(place, clock) if isinstance(place, Path) else None  # there servers say what they have taken
         self.registry = Registry(opened(place, clock), self.exported, clock)
         self.tables = Tables(folder, self.registry.store)
 

@@ -32,7 +32,7 @@ from hplm.registry.pointer import CopiedRegistry, Pointer
 from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, Store
 from hplm.tenants.assembly import assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
-from hplm.tenants.state import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, State
+from hplm.tenants.state_folder import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, StateFolder
 
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -48,7 +48,7 @@ FIRST_SECONDS = 0.05  # between two looks while the first copy is made
 class Mirror:
     """One process of a machine copies. The others only read, and one of them goes on if that process ends."""
 
-    def __init__(self, folder: Path, store: Store, state: State, clock: Clock = time) -> None:
+    def __init__(self, folder: Path, store: Store, state: StateFolder, clock: Clock = time) -> None:
         """`folder`: of the exported backbone."""
         self._store = store
         self._state = state
@@ -248,7 +248,7 @@ class Mirror:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def starts_from(copy: State) -> str:
+def starts_from(copy: StateFolder) -> str:
     """Says that a server starts without its registry, for the log."""
     age = lease.boot_time() - lease.load(copy.seen)
     seen = f"{age:,.0f} s ago" if age < float("inf") else "before the machine was started"
@@ -261,7 +261,7 @@ class _Tables:
     An interrupted table goes on with the file where it stopped. When it is whole, its folder gets its name.
     """
 
-    def __init__(self, state: State, store: Store) -> None:
+    def __init__(self, state: StateFolder, store: Store) -> None:
         self._state = state
         self._store = store
         self._lock = threading.Lock()

@@ -21,14 +21,14 @@ from hplm.registry.store import RECORDS, TABLES, Absent, objects_of
 from hplm.tenants.change import Change
 from hplm.tenants.manager import Manager
 from hplm.tenants.snapshot import Snapshot, Tenant, files_of
-from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES, EXPORTED_TOKENIZER, EXPORTED_UPPER
+from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES, EXPORTED_TOKENIZER, EXPORTED_UPPER
 
 ACTION = "begin"
 MEND = "Mend it with `hplm tenant update` where it is served"
 
 
 @dataclass(frozen=True)
-class Taken:
+class Succession:
     """The tenants of the new registry, by the version that they have, and those that it does not serve."""
 
     kept: tuple[str, ...]  # the version that was served
@@ -36,7 +36,7 @@ class Taken:
     left_out: tuple[str, ...]  # exported, but not served before
 
 
-def begin_from(manager: Manager, old: Manager, lease_s: float | None = None) -> Taken | None:
+def begin_from(manager: Manager, old: Manager, lease_s: float | None = None) -> Succession | None:
     """Returns what the new registry serves; None if there is one already. `lease_s`: default: that of the other one.
 
     After an interruption the same call makes it anew, also where a snapshot was written and CURRENT was not.
@@ -70,7 +70,7 @@ class _Succession:
                 "its layers or tables: build them with `hplm build tenant` in the store of that export and export it again, or "
                 "delete them where they are served with `hplm tenant delete`. Nothing was begun"
             )
-        self.taken = Taken(
+        self.taken = Succession(
             kept=tuple(sorted(name for name, is_fit in fits.items() if is_fit)),
             renewed=tuple(sorted(name for name, is_fit in fits.items() if not is_fit)),
             left_out=tuple(sorted(self._exported.keys() - fits.keys())),

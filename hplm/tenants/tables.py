@@ -11,7 +11,7 @@ from hplm.plot.table import Branch, BranchId, Table
 from hplm.registry.store import TABLES, Absent, Store
 from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TABLES
+from hplm.tenants.state_folder import EXPORTED_TABLES
 
 
 class Tables:

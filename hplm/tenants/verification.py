@@ -17,14 +17,14 @@ from hplm.model.original import check_finite
 from hplm.model.weights import load_weights
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import EXPORT_AGAIN, RESTORE, Snapshot
-from hplm.tenants.state import (
+from hplm.tenants.state_folder import (
     EXPORTED_CONFIG,
     EXPORTED_TABLES,
     EXPORTED_TENANTS,
     EXPORTED_TOKENIZER,
     EXPORTED_UPPER,
     RECORDS,
-    State,
+    StateFolder,
 )
 
 WHOLE_MODELS = "whole.json"  # a file that only exports of `research.schemes` have
@@ -58,7 +58,7 @@ def repository_parts(repository: Path, state: Path | None) -> list[CheckedPath]:
                 f"{folder.parent} has a whole model for each tenant, without checksums: export it again if you doubt its files"
             )
     parts: list[CheckedPath] = []
-    states = {folder: State(state / folder.parent.name) for folder in folders if state is not None}
+    states = {folder: StateFolder(state / folder.parent.name) for folder in folders if state is not None}
     if state is not None and not any(live.current_file.exists() for live in states.values()):
         places = ", ".join(str(live.folder) for live in states.values())
         raise InvalidInput(
@@ -131,7 +131,7 @@ def check_file(path: Path, progress: Progress) -> Iterator[str]:
         yield f"cannot read file {path}: {error}"
 
 
-def _check_current(folder: Path, live: State, path: Path, progress: Progress) -> Iterator[str]:
+def _check_current(folder: Path, live: StateFolder, path: Path, progress: Progress) -> Iterator[str]:
     """Checks CURRENT and the newest snapshot: older ones may name files that were removed."""
     try:
         pointer = live.pointer()
@@ -142,7 +142,7 @@ def _check_current(folder: Path, live: State, path: Path, progress: Progress) ->
         yield from _check_snapshot(folder, live, RESTORE, live.snapshots / pointer.snapshot, progress)
 
 
-def _check_snapshot(folder: Path, live: State | None, way_out: str, path: Path, progress: Progress) -> Iterator[str]:
+def _check_snapshot(folder: Path, live: StateFolder | None, way_out: str, path: Path, progress: Progress) -> Iterator[str]:
     """Checks that the tables of a snapshot exist, and that all records of its tenants are as it says."""
     try:
         snapshot = Snapshot.load(path, way_out)

@@ -29,7 +29,7 @@ from hplm.errors import HplmError
 from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
-from loadtest.chaos.growth import Taken, growth, later, taken
+from loadtest.chaos.growth import ProcessSize, growth, later, taken
 from loadtest.chaos.history import OK, OUTCOMES, Asker, History, Observation, Question, expected_answers
 from loadtest.server import ServedCopy, at_least_one, command
 
@@ -103,7 +103,7 @@ def _with_bucket(
 
 def _harm(
     args: argparse.Namespace, victim: ServedCopy, history: History, known: Sequence[Fault], questions: list[Question]
-) -> tuple[list[dict[str, Any]], list[dict[str, Taken]]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, ProcessSize]]]:
     """Makes one fault after another, each at least once, until one is not mended. Returns what the processes had after each."""
     chance = random.Random(args.seed)
     chosen = [one for one in known if not args.faults or one.name.startswith(tuple(args.faults))]
@@ -112,7 +112,7 @@ def _harm(
         raise HplmError(f"no fault begins with {' or '.join(args.faults)}: known are {names}")
     until = time.monotonic() + 60 * args.minutes
     done: list[dict[str, Any]] = []
-    samples: list[dict[str, Taken]] = []
+    samples: list[dict[str, ProcessSize]] = []
     while len(done) < len(chosen) or time.monotonic() < until:
         if len(done) % len(chosen) == 0:
             chance.shuffle(chosen)

@@ -26,7 +26,7 @@ from hplm.model.config import BackboneConfig
 from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
-from hplm.tenants.state import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
+from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
 from loadtest.chaos.history import FAILED, OK, REFUSED, Asker, Observation, Question
 from loadtest.server import DECODER, ENGINE, GUEST, SERVER, ServedCopy
 

@@ -14,7 +14,7 @@ from loadtest.chaos.history import OK, Heard
 COMPARED = 6  # the second and the last of so many parts
 
 
-class Taken(NamedTuple):
+class ProcessSize(NamedTuple):
     """The memory and the open files of a process."""
 
     pid: int
@@ -22,19 +22,19 @@ class Taken(NamedTuple):
     files: int
 
 
-def taken(processes: Mapping[str, int]) -> dict[str, Taken]:
+def taken(processes: Mapping[str, int]) -> dict[str, ProcessSize]:
     """Returns what each process has, without those that have just ended."""
-    found: dict[str, Taken] = {}
+    found: dict[str, ProcessSize] = {}
     for name, pid in processes.items():
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             private = [1024 * int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")]
             if private:  # nothing of one that waits for its parent
-                found[name] = Taken(pid, private[0], len(list(Path(f"/proc/{pid}/fd").iterdir())))
+                found[name] = ProcessSize(pid, private[0], len(list(Path(f"/proc/{pid}/fd").iterdir())))
     return found
 
 
-def growth(samples: Sequence[Mapping[str, Taken]]) -> dict[str, Any]:
+def growth(samples: Sequence[Mapping[str, ProcessSize]]) -> dict[str, Any]:
     """Compares the medians of the second sixth and of the last, of each process since its last start."""
     found: dict[str, Any] = {"restarts": {}, "memory_mb": {}, "memory_growth": {}, "files_growth": {}}
     for name in sorted({name for sample in samples for name in sample}):

@@ -9,7 +9,7 @@ import pytest
 
 from hplm.registry.store import Away
 from hplm.tenants.authorize import admit
-from hplm.tenants.registry import Registry
+from hplm.tenants.registry_writer import Registry
 from tests.cli.commands import printed, refused, run
 from tests.support.message import mentions
 

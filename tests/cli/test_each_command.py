@@ -232,7 +232,7 @@ def test_changes_wait_for_the_servers_and_name_those_that_are_late(live, capsys,
         return ["elsewhere-1-abc"]
 
     kept, _ = (live.manager.add_key("tenant-0")[1].id for _ in range(2))
-    monkeypatch.setattr("hplm.tenants.state.State.wait_for_readers", wait)
+    monkeypatch.setattr("hplm.tenants.state_folder.StateFolder.wait_for_readers", wait)
     for number, (command, early) in enumerate((
         (["tenant", "key", "add", "tenant-0"], "hplm_"), (["tenant", "key", "revoke", "tenant-0", "--key", kept], ""),
         (["tenant", "limit", "tenant-0", "--rate", 1], ""), (["tenant", "add", "acme", *store], ""),

@@ -9,7 +9,7 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import Broken
 from hplm.plot.table import Table
 from hplm.registry.follower import LONGEST_PAUSE
-from hplm.tenants.state import SECONDS_BETWEEN_LOOKS
+from hplm.tenants.state_folder import SECONDS_BETWEEN_LOOKS
 from testing.random_store import SPECIAL
 from testing.toy import WORDS
 from tests.engine.asker import Asker

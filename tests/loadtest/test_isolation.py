@@ -16,7 +16,7 @@ from loadtest import isolation
 from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
-from loadtest.chaos.growth import Taken, growth, later, taken
+from loadtest.chaos.growth import ProcessSize, growth, later, taken
 from loadtest.chaos.history import OK, UNANSWERED, WRONG, Asker, Heard, History, Observation, Question, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
@@ -72,7 +72,7 @@ MEMORY = [50, 90, 100, 100, 100, 100, 100, 100, 100, 100, 120, 120]  # MB after 
 
 
 def test_the_time_after_the_warm_up_is_compared_with_the_end() -> None:
-    found = growth([{"engine": Taken(1, memory * 10**6, 10 + at)} for at, memory in enumerate(MEMORY)])
+    found = growth([{"engine": ProcessSize(1, memory * 10**6, 10 + at)} for at, memory in enumerate(MEMORY)])
     assert found["memory_growth"] == {"engine": 0.2} and found["memory_mb"] == {"engine": 120.0}
     assert found["files_growth"] == {"engine": 8}  # medians of the samples 2 and 3, and 10 and 11
     answers = [Heard(second, second + (0.1 if second < 90 else 0.2), OK, "") for second in range(100)]
@@ -82,8 +82,8 @@ def test_the_time_after_the_warm_up_is_compared_with_the_end() -> None:
 
 def test_a_process_that_starts_again_is_compared_from_then_on() -> None:
     """One that has ended just now has no figures, and the run goes on."""
-    before = [{"engine": Taken(1, 500, 10), "lookup": Taken(3, 100, 1)}, {"lookup": Taken(3, 100, 1)}]
-    found = growth([*before, *({"engine": Taken(2, memory, 10)} for memory in (90, 100, 110)), {}])
+    before = [{"engine": ProcessSize(1, 500, 10), "lookup": ProcessSize(3, 100, 1)}, {"lookup": ProcessSize(3, 100, 1)}]
+    found = growth([*before, *({"engine": ProcessSize(2, memory, 10)} for memory in (90, 100, 110)), {}])
     assert found["restarts"] == {"engine": 1, "lookup": 0} and found["memory_growth"] == {"engine": 0.1, "lookup": 0.0}
     with subprocess.Popen(["true"]) as ended:
         eventually(lambda: taken({"this": os.getpid(), "ended": ended.pid}).keys() == {"this"})

@@ -31,7 +31,7 @@ from hplm.placement.units import units_of
 from hplm.registry.folder import Folder
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Registry
+from hplm.tenants.registry_writer import Registry
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.verification import CheckedPath, repository_parts
 from loadtest.traffic import read_recorded

@@ -25,7 +25,7 @@ from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import files_of
-from hplm.tenants.state import State
+from hplm.tenants.state_folder import StateFolder
 from testing.bucket import S3, bucket
 from tests.support.faulty_folder import FaultyFolder
 from tests.support.message import mentions, refusing
@@ -56,7 +56,7 @@ class Far:
         self.mirror = self.started()
 
     def started(self):
-        self.state = State(self.here / "toy")
+        self.state = StateFolder(self.here / "toy")
         return Mirror(self.export.repository / "toy/1", self.store, self.state, self.clock)
 
     def restart(self):
@@ -164,7 +164,7 @@ def test_a_record_of_another_content_is_never_served(far):
             far.mirror.look()
     assert not left.exists()
     assert lease.load(far.state.seen) > asked and far.backbone().view.snapshot.find("three")  # it holds up nothing else
-    fresh = Mirror(far.export.repository / "toy/1", far.store, State(far.folder / "fresh/toy"))
+    fresh = Mirror(far.export.repository / "toy/1", far.store, StateFolder(far.folder / "fresh/toy"))
     fresh.begin()  # nor a new server
     fresh.close()
     record.write_bytes(right)
@@ -258,7 +258,7 @@ def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_wh
     boot.seconds += 1
     pauses, patient = Hold(), Clock()
     patient.sleep, patient.clock_gettime = lambda seconds: pauses.pass_through(), boot.clock_gettime
-    other = Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), patient)
+    other = Mirror(far.export.repository / "toy/1", far.store, StateFolder(far.here / "toy"), patient)
     with ThreadPoolExecutor(1) as pool, pauses:
         beginning = pool.submit(other.begin)
         pauses.until_reached()  # it waits, because it would serve an old copy
@@ -267,7 +267,9 @@ def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_wh
         pauses.open()
         beginning.result(PATIENCE)
     far.assert_same()
-    Mirror(far.export.repository / "toy/1", far.store, State(far.here / "toy"), boot).begin()  # where the registry is away
+    Mirror(
+        far.export.repository / "toy/1", far.store, StateFolder(far.here / "toy"), boot
+    ).begin()  # where the registry is away
     far.manager.delete("two")
     other.look()
     assert far.backbone().view.snapshot.find("two")
@@ -296,10 +298,10 @@ def test_another_registry_is_refused_and_the_copy_stays(far, tmp_path, other):
         text = (folder / "tenants.json").read_text().replace('"export":"', '"export":"not ')
         (folder / "tenants.json").unlink()
         (folder / "tenants.json").write_text(text)
-        far.mirror = Mirror(folder, far.store, State(tmp_path / "elsewhere/toy"))
+        far.mirror = Mirror(folder, far.store, StateFolder(tmp_path / "elsewhere/toy"))
     else:
         far.mirror.close()
-        far.mirror = Mirror(far.export.repository / "toy/1", far.store, State(saved / "toy"))
+        far.mirror = Mirror(far.export.repository / "toy/1", far.store, StateFolder(saved / "toy"))
     with pytest.raises(InvalidInput):
         far.mirror.look()
     if other in ("begun anew", "put back"):

@@ -9,16 +9,16 @@ from hplm.cli.watch import ask
 from hplm.errors import Draining, HplmError
 from hplm.server import probing
 from hplm.server.control import Control
-from hplm.server.probing import Health, Probe, State
+from hplm.server.probing import Health, ModelState, Probe
 from hplm.server.supervisor import SILENT_SECONDS, Supervisor
 from tests.support.message import mentioning, mentions
 from tests.support.wait import Clock
 
-BROKEN = Health(State.BROKEN, "[internal] the loop fails")
-WORKS = Health(State.WORKS)
-BUSY = Health(State.BUSY, Draining("the engine is being started again").wire())
-REFUSED = Health(State.WORKS, "expected 2 inputs but got 1")
-SILENT = Health(State.SILENT)
+BROKEN = Health(ModelState.BROKEN, "[internal] the loop fails")
+WORKS = Health(ModelState.WORKS)
+BUSY = Health(ModelState.BUSY, Draining("the engine is being started again").wire())
+REFUSED = Health(ModelState.WORKS, "expected 2 inputs but got 1")
+SILENT = Health(ModelState.SILENT)
 
 
 class Played(Clock):
@@ -109,7 +109,7 @@ def test_a_server_whose_models_cannot_be_read_is_started_again():
         ("once", [BUSY], BUSY.said),  # alive, but not ready
         ("alive", [BUSY], None),
         ("alive", [BROKEN], BROKEN.said),
-        ("alive", [Health(State.DEAD, "Stub process")], "Stub process"),
+        ("alive", [Health(ModelState.DEAD, "Stub process")], "Stub process"),
         ("alive", [SILENT], SILENT.said),
         ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
     ],
@@ -157,16 +157,16 @@ def test_a_probe_has_every_required_input_with_the_least_values():
 @pytest.mark.parametrize(
     ("status", "said", "state"),
     [
-        (200, "", State.WORKS),
-        (404, "[no_tenant] no such tenant", State.WORKS),
-        (500, "Failed to process the request(s): a model's own exception", State.WORKS),
-        (400, "[draining] the server is shutting down", State.BUSY),  # of `generate`
-        (500, "[internal] the loop has failed 100 times in a row", State.BROKEN),
-        (500, "[broken] a table does not match its checksum", State.BROKEN),
-        (503, "[capacity] the device has no memory", State.BUSY),
-        (500, "Stub process 'toy-lookup_0_0' is not healthy.", State.DEAD),
-        (500, "", State.DEAD),
-        (400, "Request for unknown model: 'toy' has no available versions", State.UNLOADED),
+        (200, "", ModelState.WORKS),
+        (404, "[no_tenant] no such tenant", ModelState.WORKS),
+        (500, "Failed to process the request(s): a model's own exception", ModelState.WORKS),
+        (400, "[draining] the server is shutting down", ModelState.BUSY),  # of `generate`
+        (500, "[internal] the loop has failed 100 times in a row", ModelState.BROKEN),
+        (500, "[broken] a table does not match its checksum", ModelState.BROKEN),
+        (503, "[capacity] the device has no memory", ModelState.BUSY),
+        (500, "Stub process 'toy-lookup_0_0' is not healthy.", ModelState.DEAD),
+        (500, "", ModelState.DEAD),
+        (400, "Request for unknown model: 'toy' has no available versions", ModelState.UNLOADED),
     ],
 )
 def test_what_an_answer_means(status, said, state):

@@ -14,7 +14,7 @@ from builder.publish.model_configs import ALIAS
 from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.model.prompts import Prompts
-from hplm.server.probing import State
+from hplm.server.probing import ModelState
 from testing.random_store import random_knowledge, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS, random_text
@@ -60,7 +60,7 @@ def test_while_its_state_hangs_every_request_is_answered_and_models_work(server)
                 with refused("no_tenant"):
                     stock.ask([TEXT], "nobody", model=model)
         for model, probe in control.probes(["toy-lookup", "toy-upper", ALIAS]).items():
-            assert control.probe(model, probe, PATIENCE).state is State.WORKS
+            assert control.probe(model, probe, PATIENCE).state is ModelState.WORKS
     finally:
         waiting = os.open(current, os.O_RDWR)
         away.replace(current)

@@ -25,7 +25,7 @@ from builder.publish.model_configs import ALIAS
 from hplm.server import TritonServer
 from hplm.server.repository import model_names
 from hplm.server.stubs import stubs
-from hplm.tenants.registry import registries_of
+from hplm.tenants.registry_writer import registries_of
 from loadtest import load
 from loadtest.server import ServedCopy
 from tests.support.servers import Lease

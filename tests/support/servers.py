@@ -32,9 +32,9 @@ from hplm.server.held import holders
 from hplm.server.inherited import environment
 from hplm.server.stubs import stubs
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import registries_of
+from hplm.tenants.registry_writer import registries_of
 from hplm.tenants.snapshot import Snapshot
-from hplm.tenants.state import EXPORTED_TENANTS
+from hplm.tenants.state_folder import EXPORTED_TENANTS
 from testing.random_store import random_knowledge
 from testing.reference import Reference
 from tests.server.stock import Stock, post

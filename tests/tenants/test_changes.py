@@ -21,8 +21,8 @@ from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import PATIENCE
-from hplm.tenants.state import REST_SECONDS
+from hplm.tenants.registry_writer import PATIENCE
+from hplm.tenants.state_folder import REST_SECONDS
 from testing.bucket import S3, bucket
 from testing.random_store import random_exit_knowledge, random_knowledge
 from tests.places import knowledge, learn

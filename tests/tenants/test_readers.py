@@ -20,7 +20,7 @@ from hplm.registry import follower, lease
 from hplm.registry.folder import Folder
 from hplm.registry.follower import FIRST_PAUSE, LONGEST_PAUSE
 from hplm.tenants.manager import Manager
-from hplm.tenants.state import State
+from hplm.tenants.state_folder import StateFolder
 from testing.random_store import random_table, random_tenant
 from testing.toy import WORDS
 from tests.engine.asker import Asker, texts_of
@@ -124,7 +124,7 @@ def test_requests_do_not_wait_for_a_state_that_hangs(place, live, monkeypatch):
     """The thread that follows it does, and those who name a generation that it cannot open are refused, all together."""
     backbone, hold = served(place), Hold()
     generation = live.add("new-a", knowledge(place[0], "new-a")).generation
-    monkeypatch.setattr(State, "pointer", lambda *_: hold.pass_through())
+    monkeypatch.setattr(StateFolder, "pointer", lambda *_: hold.pass_through())
     monkeypatch.setattr(Folder, "get", lambda *_: hold.pass_through())
     monkeypatch.setattr(views, "OPENING_SECONDS", 0.1)
     monkeypatch.setattr(follower, "ENDING_SECONDS", 0.1)
@@ -138,7 +138,7 @@ def test_requests_do_not_wait_for_a_state_that_hangs(place, live, monkeypatch):
             backbone.at(generation)
 
 
-class Noted(State):
+class Noted(StateFolder):
     """A state that notes which generations are read."""
 
     def __init__(self, folder):

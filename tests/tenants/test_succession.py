@@ -18,8 +18,8 @@ from hplm.tenants.keys import allows
 from hplm.tenants.manager import Manager
 from hplm.tenants.mirror import Mirror
 from hplm.tenants.snapshot import SETTINGS
-from hplm.tenants.state import State
-from hplm.tenants.succession import Taken, begin_from
+from hplm.tenants.state_folder import StateFolder
+from hplm.tenants.succession import Succession, begin_from
 from testing.bucket import bucket
 from testing.random_store import random_backbone, random_store, random_table, random_tenant, random_tenants
 from testing.reference import Reference
@@ -56,7 +56,7 @@ class Rolled:
 
     def _copied(self, manager):
         state = self.folder / f"copy-{manager.folder.parents[1].name}"
-        Mirror(manager.folder, manager.registry.store, State(state / "toy")).begin()
+        Mirror(manager.folder, manager.registry.store, StateFolder(state / "toy")).begin()
         return state
 
 
@@ -84,7 +84,7 @@ def test_keys_limits_and_versions_that_fit_stay(rolled):
     store.remove_tenant("late")  # the export lacks its table too
     store.remove_branch("law", 1)
     served, names = old.current(), ["guest", "late", "new-a", "tenant-0", "tenant-1"]
-    assert rolled.begin() == Taken(kept=tuple(names), renewed=(), left_out=("new-b", "new-c"))
+    assert rolled.begin() == Succession(kept=tuple(names), renewed=(), left_out=("new-b", "new-c"))
     new = rolled.manager()
     found = new.current()
     assert [tenant.id for tenant in found.tenants] == names and new.registry.pointer().lease_s == 60
@@ -122,7 +122,7 @@ def test_tenants_whose_versions_do_not_fit_get_those_of_the_export_with_their_ke
         rolled.manager().registry.pointer()
     old.delete("new-a")
     taken = rolled.begin(store, lease_s=7)
-    assert taken == Taken(kept=(), renewed=("tenant-0", "tenant-1"), left_out=("tenant-2",))
+    assert taken == Succession(kept=(), renewed=("tenant-0", "tenant-1"), left_out=("tenant-2",))
     new = rolled.manager()
     tenant = new.current().find("tenant-0")
     assert (tenant.version, tenant.stored, new.current().find("tenant-1").version) == (3, 1, 2)  # 2 and 1 were others

@@ -29,8 +29,8 @@ from hplm.registry.store import Found
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
-from hplm.tenants.registry import Busy, needed_by
-from hplm.tenants.state import State
+from hplm.tenants.registry_writer import Busy, needed_by
+from hplm.tenants.state_folder import StateFolder
 from testing.random_store import random_exit_knowledge, random_knowledge, random_store, random_table, random_tenant
 from testing.toy import CONFIG
 from tests.support.faulty_store import Cut, FaultyStore
@@ -236,7 +236,7 @@ class World:
 
     def __init__(self, export: Export, folder: Path, like: World | None = None) -> None:
         """`like`: another world, whose state this one begins with."""
-        self.export, self.state, self.live = export, folder / "state", State(folder / "state/toy")
+        self.export, self.state, self.live = export, folder / "state", StateFolder(folder / "state/toy")
         self.store, self.clock = FaultyStore(folder, decides="CURRENT"), Clock(1e9)
         if like is not None:
             shutil.copytree(like.state, self.state)

@@ -32,7 +32,7 @@ from hplm.registry.pointer import Pointer, begin, is_begun, read_current
 from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Busy, Conflict, Store, not_begun, objects_of
 from hplm.tenants.change import Change, Kept
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
-from hplm.tenants.state import EXPORTED_TENANTS, REST_SECONDS, exported_folders
+from hplm.tenants.state_folder import EXPORTED_TENANTS, REST_SECONDS, exported_folders
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

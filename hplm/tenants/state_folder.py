@@ -42,7 +42,7 @@ REST_SECONDS = 60.0  # how long what was freed is kept: longer than a request ma
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReaderAge:
     """The file of a reader."""
 
     name: str
@@ -54,10 +54,10 @@ class Taken:
         return self.age >= ALIVE_SECONDS
 
 
-class Reader:
+class ReaderFile:
     """A file with the generation that one process has taken. It is removed when the process ends."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateFolder) -> None:
         self._file = state.readers / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._said = -1
         self._at = 0.0
@@ -90,7 +90,7 @@ class Reader:
             self._file.unlink()
 
 
-class State:
+class StateFolder:
     def __init__(self, folder: Path, clock: Clock = time) -> None:
         self.folder = folder
         self._time = clock
@@ -142,12 +142,12 @@ class State:
             now = self._time.monotonic()
             waited, looked = waited + min(now - looked, STILL_SECONDS), now
 
-    def taken(self, now: float) -> list[Taken]:
+    def taken(self, now: float) -> list[ReaderAge]:
         """Returns what readers have taken. `now`: of the clock that dates their files."""
-        found: list[Taken] = []
+        found: list[ReaderAge] = []
         for file in self.readers.glob("[!.]*"):
             with suppress(FileNotFoundError, ValueError):  # it was removed, or is being written just now
-                found.append(Taken(file.name, int(file.read_text("utf-8")), now - file.stat().st_mtime))
+                found.append(ReaderAge(file.name, int(file.read_text("utf-8")), now - file.stat().st_mtime))
         return found
 
     def forget_readers(self) -> None:
