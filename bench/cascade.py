@@ -127,14 +127,14 @@ def built(model: str, count: int, texts: int, minutes: float) -> tuple[Store, Se
     return store, asked
 
 
-class Way(NamedTuple):
+class ExitResult(NamedTuple):
     """Holds what leaving does to test texts."""
 
     work: float  # the share of the layers' work that is left
     lost: Estimate
 
 
-def described(ways: Sequence[Way]) -> dict[str, float]:
+def described(ways: Sequence[ExitResult]) -> dict[str, float]:
     """Returns means over tenants, and how far off the points may be."""
     off = float(np.sqrt(np.sum([way.lost.off**2 for way in ways]))) / len(ways)
     work, lost = np.mean([(way.work, way.lost.points) for way in ways], axis=0).tolist()
@@ -142,7 +142,7 @@ def described(ways: Sequence[Way]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Part:
+class AnsweredTexts:
     """Holds what the exits, and last the full stack, answer to some texts."""
 
     answered: Answered
@@ -154,9 +154,9 @@ class Part:
     def right(self) -> Array:
         return (self.labels == self.wanted_numbers).astype(float)
 
-    def way(self, leaving: Plan) -> Way:
+    def way(self, leaving: Plan) -> ExitResult:
         left, texts = self.answered.left_at(leaving), np.arange(len(self.wanted_numbers))
-        return Way(self.answered.cost_of(leaving), Estimate.of(self.right[-1] - self.right[left, texts]))
+        return ExitResult(self.answered.cost_of(leaving), Estimate.of(self.right[-1] - self.right[left, texts]))
 
     def lost_at_random(self, leaving: Plan) -> float:
         """Returns the points that are expected to be lost if as many texts leave, whichever they are."""
@@ -170,8 +170,8 @@ class Judged:
 
     id: str
     plan: Plan  # the dearest
-    choosing: Part
-    test: Part
+    choosing: AnsweredTexts
+    test: AnsweredTexts
     names: Sequence[str]  # of the labels
     texts: list[str]  # of the test
     tokens: float  # of a text
@@ -195,7 +195,9 @@ def judged(store: Store, question: DemoTenant, precision: Precision) -> Judged:
         shares = [softmax(own / one.temperature) for own, one in zip(logits, (*calibrations, full), strict=True)]
         right = [example.labels[0] for example in labelled]
         wanted = [tenant.labels.index(label) if label in tenant.labels else -1 for label in right]
-        parts.append(Part(answered, np.array(shares), np.array([own.argmax(axis=1) for own in logits]), np.array(wanted)))
+        parts.append(
+            AnsweredTexts(answered, np.array(shares), np.array([own.argmax(axis=1) for own in logits]), np.array(wanted))
+        )
     (choosing, test), texts = parts, [example.text for example in given[1]]
     return Judged(question.id, exits.exits.plans[0], choosing, test, tenant.labels, texts, float(states[1].lengths.mean()))
 

@@ -24,7 +24,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.branches import table_spec
 from builder.store.store import Store
 from hplm.errors import HplmError
-from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, Asker, History, Question, expected_answers
+from loadtest.chaos.history import FAILED, OK, UNANSWERED, WRONG, Asker, History, TenantText, expected_answers
 from loadtest.cluster import ServedCluster
 from loadtest.encode import infer_request
 from loadtest.generator import Load
@@ -179,7 +179,7 @@ class AtEach(History):
 
     def __init__(self, cluster: ServedCluster, material: Material, tenant: str, key: str = "") -> None:
         askers = [Asker(address, material.backbone) for address in cluster.replicas.values()]
-        super().__init__(askers, {Question(tenant, material.texts[0], key): None})
+        super().__init__(askers, {TenantText(tenant, material.texts[0], key): None})
 
     def ended(self, since: float, is_answered: bool) -> list[list[float]]:
         """Returns when each replica has answered, or refused, requests from after `since`."""
@@ -241,7 +241,7 @@ def _killed(cluster: ServedCluster, material: Material) -> Rows:
     """Every answer is compared with that of an unharmed replica. `reroute_s`: from the kill to the last failure."""
     say("kill -9 of a replica under load")
     victim, address = next(iter(cluster.replicas.items()))
-    questions = [Question(tenant, text) for text in material.texts[:3] for tenant in material.tenants[:TENANTS]]
+    questions = [TenantText(tenant, text) for text in material.texts[:3] for tenant in material.tenants[:TENANTS]]
     expected = expected_answers(address, material.backbone, questions)
     with History([Asker(cluster.address, material.backbone) for _ in range(CLIENTS)], expected) as history:
         time.sleep(CALM)

@@ -28,8 +28,8 @@ from hplm.errors import HplmError
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import DecoderRequest, Piece, PinnedTenant
-from hplm.generation.running import Running
+from hplm.generation.request import AnswerPart, DecoderRequest, PinnedTenant
+from hplm.generation.running import RunningSequences
 from hplm.generation.sampling import Sampling
 from hplm.generation.staging import Decoder, DecoderStager, Staged
 from hplm.model.config import RMS, UNUSED, BackboneConfig
@@ -247,7 +247,7 @@ class Bench:
         self.view, upper = backbone.view, backbone.upper()
         self.weights = sum(weight.numel() for weight in upper.parameters())
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
-        self.running = Running(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
+        self.running = RunningSequences(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running)
         stager = DecoderStager(backbone, cache, seats)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
@@ -287,7 +287,7 @@ class Bench:
         return time.perf_counter() - start
 
 
-def _take(piece: Piece | HplmError) -> None:
+def _take(piece: AnswerPart | HplmError) -> None:
     if isinstance(piece, HplmError):
         raise piece
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from hplm.adapters.records import Packed
+from hplm.adapters.records import RecordFile
 from hplm.errors import HplmError
 from hplm.location import Location
 from hplm.server import process_group
@@ -86,7 +86,7 @@ def at_least_one(word: str) -> int:
     return int(above_zero(word, int))
 
 
-class Running:
+class RunningCommand:
     """An `hplm` command that serves until it is stopped. Start it from the main thread."""
 
     PROGRAM = (sys.executable, "-m", "hplm.cli.main")
@@ -121,7 +121,7 @@ class Running:
         return self.process.pid
 
 
-class ServedCopy(Running):
+class ServedCopy(RunningCommand):
     """A copy of a repository with a state of its own, served by `hplm serve`."""
 
     def __init__(
@@ -174,7 +174,7 @@ class ServedCopy(Running):
         manager = self.manager()
         tenant = manager.current().find(self.open_tenants()[0])
         (file,) = {record.file for record in tenant.records()}
-        packed = Packed((self.folder / EXPORTED_RECORDS / file).read_bytes())
+        packed = RecordFile((self.folder / EXPORTED_RECORDS / file).read_bytes())
         manager.add(GUEST, TenantKnowledge.read(packed, tenant.version))
         manager.settle()
         return tenant.id

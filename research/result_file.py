@@ -15,7 +15,7 @@ from builder.store.resumable import replaced
 from hplm.errors import InvalidInput
 
 
-class Finished(NamedTuple):
+class StoredResult(NamedTuple):
     run: dict[str, Any]  # everything that the number depends on
     result: dict[str, Any]
 
@@ -40,24 +40,24 @@ class ResultFile:
         lock = os.open(self.path.parent, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            every = {**self._finished(), digest_of(run): Finished(run, result)}
+            every = {**self._finished(), digest_of(run): StoredResult(run, result)}
             lines = sorted(json.dumps({"run": own, "digest": digest, "result": one}) for digest, (own, one) in every.items())
             with replaced(self.path) as temporary:
                 temporary.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         finally:
             os.close(lock)
 
-    def __iter__(self) -> Iterator[Finished]:
+    def __iter__(self) -> Iterator[StoredResult]:
         return iter(self._finished().values())
 
-    def _finished(self) -> dict[str, Finished]:
-        found: dict[str, Finished] = {}
+    def _finished(self) -> dict[str, StoredResult]:
+        found: dict[str, StoredResult] = {}
         if not self.path.exists():
             return found
         for number, line in enumerate(self.path.read_text("utf-8").splitlines(), 1):
             try:
                 stored = json.loads(line)
-                digest, one = stored["digest"], Finished(dict(stored["run"]), dict(stored["result"]))
+                digest, one = stored["digest"], StoredResult(dict(stored["run"]), dict(stored["result"]))
             except (ValueError, TypeError, KeyError):
                 raise InvalidInput(f"{self.path}, line {number}: no result can be read there: repair or remove it") from None
             if digest != digest_of(one.run) or digest in found:  # of a merge of two files, for one

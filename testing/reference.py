@@ -32,7 +32,7 @@ from hplm.tenants.snapshot import Tenant, TenantWeights
 
 
 @dataclass(frozen=True)
-class Reading:
+class ExpectedAnswer:
     """The expected answer."""
 
     labels: list[str]
@@ -40,7 +40,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PassagePiece:
     """A piece of a passage: its code points, and the logits of its start and its end."""
 
     start: int
@@ -60,10 +60,10 @@ class PassageWindow:
     offsets: list[list[int]]  # of each token of the passage
 
     @property
-    def best(self) -> Piece:
+    def best(self) -> PassagePiece:
         tokens, ends = len(self.offsets), self.logits[1:].tolist()
         pairs = [(i, j) for i in range(tokens) for j in range(i, min(i + LONGEST_ANSWER, tokens))]
-        pieces = [Piece(self.offsets[i][0], self.offsets[j][1], (ends[i][0], ends[j][1])) for i, j in pairs]
+        pieces = [PassagePiece(self.offsets[i][0], self.offsets[j][1], (ends[i][0], ends[j][1])) for i, j in pairs]
         return max(pieces, key=lambda piece: piece.sum)
 
 
@@ -180,7 +180,7 @@ class Reference:
         return outputs[:, :labels] if sure >= exits.plans[0].threshold else None
 
     @torch.no_grad()
-    def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> Reading:
+    def answer(self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False) -> ExpectedAnswer:
         """Returns the answer that a client must get, computed from the definitions of the tasks."""
         tenant = self.backbone.view.snapshot.find(tenant_id)
         if tenant.task == "span":
@@ -188,21 +188,21 @@ class Reference:
             windows = self.windows(text, tenant_id, pair, truncate)
             found = max((window.best for window in windows), key=lambda piece: piece.sum)
             if "none" in tenant.labels and min(float(window.logits[0, 2]) for window in windows) > found.sum:
-                return Reading([""], [(0, 0)])
-            return Reading([pair[found.start : found.stop]], [(found.start, found.stop)])
+                return ExpectedAnswer([""], [(0, 0)])
+            return ExpectedAnswer([pair[found.start : found.stop]], [(found.start, found.stop)])
         logits = self.forward(text, tenant_id, pair, truncate)
         if tenant.task == "regress":
-            return Reading([f"{float(logits[0, 0]):.6g}"], [(0, len(text))])
+            return ExpectedAnswer([f"{float(logits[0, 0]):.6g}"], [(0, len(text))])
         if tenant.task == "multilabel":
             held = [i for i in logits[0].argsort(descending=True).tolist() if torch.sigmoid(logits[0, i]) >= HOLDS]
-            return Reading([tenant.labels[i] for i in held], [(0, len(text))] * len(held))
+            return ExpectedAnswer([tenant.labels[i] for i in held], [(0, len(text))] * len(held))
         if tenant.task not in ("classify", "tag"):
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} how an answer is read from its logits")
         best = [tenant.labels[int(row.argmax())] for row in logits]
         if tenant.task == "classify":
-            return Reading(best, [(0, len(text))])
+            return ExpectedAnswer(best, [(0, len(text))])
         read = _tokens_of_words(text, self._tokenizer.encode(text, pair, truncate))
-        return Reading(["" if i is None else label for i, label in zip(read, best, strict=True)], words_of(text))
+        return ExpectedAnswer(["" if i is None else label for i, label in zip(read, best, strict=True)], words_of(text))
 
     def _product(self, x: Tensor, linear: nn.Linear) -> Tensor:
         return product_in_eight_bits(x, linear) if self.eight_bits else linear(x)

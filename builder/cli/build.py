@@ -155,7 +155,7 @@ def counts(
     :param part: I/N: only each N-th file of --corpus, by size
     """
     from builder.tables.build_folder import locked_folder
-    from builder.tables.parts import Reading, count_part
+    from builder.tables.parts import NgramSettings, count_part
     from builder.tables.text_files import check_stays
     from hplm.model.checkpoint import load_checkpoint
     from hplm.model.windows import TRIGRAMS, Window
@@ -167,11 +167,13 @@ def counts(
         check_stays(file)
     if store is not None:
         refuse_given("works only with --model: a store has its window", window=window)
-        reading = Reading.of(open_store(store))
+        reading = NgramSettings.of(open_store(store))
     else:
         made = load_checkpoint(str(model), window=Window(TRIGRAMS.n if window is None else window))
         config = made.config
-        reading = Reading(made.tokenizer_json, config.positions, config.start_id, KeySpace(config.vocabulary, config.window))
+        reading = NgramSettings(
+            made.tokenizer_json, config.positions, config.start_id, KeySpace(config.vocabulary, config.window)
+        )
     with locked_folder(to, str(to)):
         counted = count_part(corpus, part, reading, to)
     print(f"{to}: {sum(counted.levels):,} n-grams of {counted.tokens:,} tokens. Give it to a build with --counts")

@@ -15,7 +15,7 @@ from builder.store.store import Store
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from hplm.plot.table import Branch, Table
-from hplm.tenants.change import Change, Kept
+from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import DomainChange, Manager, Published, TenantChange
 from hplm.tenants.snapshot import Snapshot
@@ -141,9 +141,9 @@ def _check_store(manager: Manager, store: Store) -> None:
         raise InvalidInput(f"{folder} was exported from another store than {store.folder}: name the one it came from")
 
 
-def _written(manager: Manager, store: Store, served: Snapshot, name: str, version: int) -> Kept:
+def _written(manager: Manager, store: Store, served: Snapshot, name: str, version: int) -> ChangeFiles:
     """Writes the table and those it falls back to into the registry, unless they are served."""
-    kept = Kept(manager.registry.store)
+    kept = ChangeFiles(manager.registry.store)
     for table in list(_missing(manager, store, served, name, version)):
         kept.table(table)
     return kept

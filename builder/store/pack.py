@@ -30,7 +30,7 @@ MANIFEST = "root.json"
 UNPACKED = "unpacked"
 
 
-class Packed(msgspec.Struct):
+class PackedFile(msgspec.Struct):
     """A file of a packed root."""
 
     bytes: int
@@ -42,7 +42,7 @@ class Manifest(msgspec.Struct):
     backbone: str = ""
     model: str = ""
     version: int = 1
-    files: dict[str, Packed] = {}
+    files: dict[str, PackedFile] = {}
 
 
 def pack_root(store: Store, file: Path) -> Manifest:
@@ -57,7 +57,9 @@ def pack_root(store: Store, file: Path) -> Manifest:
     file.with_name(file.name + WRITING).unlink(missing_ok=True)  # what a killed command has left may fill the disk
     needed = sum(path.stat().st_size for path in paths)
     check_room(file.parent, needed, f"the root of {store.folder}", "name a file on a larger disk")
-    files = {path.relative_to(store.folder).as_posix(): Packed(path.stat().st_size, whole_digest_of(path)) for path in paths}
+    files = {
+        path.relative_to(store.folder).as_posix(): PackedFile(path.stat().st_size, whole_digest_of(path)) for path in paths
+    }
     manifest = Manifest(FORMAT, store.config.name, store.model, version, files)
     text = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
     with replaced(file) as temporary, tarfile.open(temporary, "w") as archive:

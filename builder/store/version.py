@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hplm.adapters.layout import KINDS, Layout, adapter_layout, head_layout
 from hplm.adapters.record import ENDING, has_content
-from hplm.adapters.records import Packed, read_header
+from hplm.adapters.records import RecordFile, read_header
 from hplm.errors import MISFITS, Broken
 from hplm.model.config import BackboneConfig
 from hplm.tasks import TASKS
@@ -92,7 +92,7 @@ def read_version(folder: Path) -> TenantKnowledge:
         content = path.read_bytes()
         if not has_content(path.name, content):
             raise Broken(f"{path} does not match the checksum in its name: {WAY_OUT}")
-        return TenantKnowledge.read(Packed(content), int(folder.name))
+        return TenantKnowledge.read(RecordFile(content), int(folder.name))
     except (*MISFITS, OSError) as error:
         raise Broken(f"{path} does not hold a version of a tenant ({error}): {WAY_OUT}") from None
 

@@ -19,7 +19,7 @@ from builder.store.resumable import PLAN, clear_work_folder, saved_plan, write_j
 from builder.store.store import Store, check_name
 from builder.tables.corpus import FOLDER, Corpus, tokenize_corpus
 from builder.tables.counts import Counts, add_counts, count_ngrams
-from builder.tables.parts import OF, Reading, read_parts
+from builder.tables.parts import OF, NgramSettings, read_parts
 from builder.tables.text_files import check_stays
 from hplm.disk import NoSpace
 from hplm.errors import InvalidInput
@@ -105,7 +105,7 @@ class BuildFolder:
     def count(self, store: Store, folder: Path) -> Counts:
         """Counts the n-grams of the corpus into `folder`, or adds the counts that were made before."""
         if self.parts:
-            return add_counts(read_parts(self.parts, Reading.of(store)), folder)
+            return add_counts(read_parts(self.parts, NgramSettings.of(store)), folder)
         return count_ngrams(self.corpus(store), store.space, folder)
 
 

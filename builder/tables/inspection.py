@@ -105,7 +105,7 @@ def _pieces(store: Store) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SmallerTable:
     """A table of this branch with another `keep`, and the shares of a text's windows that are found where."""
 
     keep: float
@@ -122,7 +122,7 @@ class Coverage:
     tokens: int
     cut: bool  # the text was longer than what was read
     levels: dict[str, float]  # of the actual table
-    kept: list[Kept]
+    kept: list[SmallerTable]
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -175,7 +175,7 @@ def cover(store: Store, domain: str, version: int, pieces: Pieces, keeps: Sequen
         step, ngrams = steps.index(keep), ranking.size(keep)
         shorter = {name: float(within[i, step] - within[i - 1, step]) for i, name in enumerate(names) if i}
         fp16, int8 = (table_bytes(meta, ngrams, dtype) for dtype in ("fp16", "int8"))
-        kept.append(Kept(keep, ngrams, fp16, int8, float(here[step]), float(within[0, step] - here[step]), shorter))
+        kept.append(SmallerTable(keep, ngrams, fp16, int8, float(here[step]), float(within[0, step] - here[step]), shorter))
     levels = {name: int(count) / tokens for name, count in count_levels(chain, looked).items()}
     return Coverage(tokens, cut, levels, kept)
 

@@ -27,7 +27,7 @@ COUNTS = "counts"
 
 
 @dataclass(frozen=True)
-class Reading:
+class NgramSettings:
     """How texts become n-grams."""
 
     tokenizer_json: str
@@ -36,7 +36,7 @@ class Reading:
     space: KeySpace
 
     @classmethod
-    def of(cls, store: Branches) -> Reading:
+    def of(cls, store: Branches) -> NgramSettings:
         return cls(
             (store.folder / "tokenizer.json").read_text("utf-8"), store.config.positions, store.config.start_id, store.space
         )
@@ -46,7 +46,7 @@ class Reading:
         return sha256(self.tokenizer_json.encode()).hexdigest()[:12]
 
 
-def count_part(files: Sequence[Path], part: Part, reading: Reading, folder: Path) -> Counts:
+def count_part(files: Sequence[Path], part: Part, reading: NgramSettings, folder: Path) -> Counts:
     """Counts a part of the files, the largest first. A call after an interruption goes on."""
     if len(files) < part.of:
         raise InvalidInput(f"--part {part} of {len(files)} files: give at least as many files as parts, or split a large one")
@@ -67,7 +67,7 @@ def count_part(files: Sequence[Path], part: Part, reading: Reading, folder: Path
     return Counts(counts)
 
 
-def read_parts(folders: Sequence[Path], reading: Reading) -> list[Counts]:
+def read_parts(folders: Sequence[Path], reading: NgramSettings) -> list[Counts]:
     """Returns the counts of all parts. Refuses those of another tokenizer or window, and some parts of a whole."""
     counted, given = list[Counts](), set[tuple[int, int]]()
     for folder in folders:

@@ -107,7 +107,7 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys[by_key[starts]], which
 
 
-class Reader:
+class RunReader:
     """Reads a run from its first row to its last, so many at once."""
 
     def __init__(self, run: Run, rows: int) -> None:
@@ -139,7 +139,7 @@ class Reader:
 
 def merged(runs: Sequence[Run], memory: int, progress: Callable[[int], object]) -> Iterator[Rows]:
     """Yields all rows in order, each key once, in blocks that fit the memory. The same runs and memory give the same blocks."""
-    readers = [Reader(run, max(1, rows_in(memory, run.words) // (2 * len(runs)))) for run in runs]
+    readers = [RunReader(run, max(1, rows_in(memory, run.words) // (2 * len(runs)))) for run in runs]
     while readers := [reader for reader in readers if reader.fill()]:
         until = min((known for reader in readers if (known := reader.known) is not None), default=None)
         keys, counts = zip(*[reader.take(until) for reader in readers], strict=True)

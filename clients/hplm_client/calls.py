@@ -94,9 +94,9 @@ class Calls(Generic[One, Many, Whole, Stream]):
         """
         more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
 
-        def asked() -> wire.Question:
+        def asked() -> wire.TenantTexts:
             pairs = None if pair is None else wire.texts_in("pair", [pair])
-            return wire.Question(wire.texts_in("text", [text]), tenant, pairs, *more)
+            return wire.TenantTexts(wire.texts_in("text", [text]), tenant, pairs, *more)
 
         return self._run(self._answer(deadline_ms, asked))
 
@@ -122,9 +122,9 @@ class Calls(Generic[One, Many, Whole, Stream]):
         """
         more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
 
-        def asked() -> wire.Question:
+        def asked() -> wire.TenantTexts:
             seconds = None if pairs is None else wire.texts_in("pairs", pairs)
-            return wire.Question(wire.texts_in("texts", texts), tenant, seconds, *more)
+            return wire.TenantTexts(wire.texts_in("texts", texts), tenant, seconds, *more)
 
         return self._run(self._answers(deadline_ms, asked))
 
@@ -193,10 +193,10 @@ class Calls(Generic[One, Many, Whole, Stream]):
             raise HplmClientError("this client is closed: make a new one")
         return self._own()
 
-    async def _answer(self, deadline_ms: float | None, asked: Callable[[], wire.Question]) -> Answer:
+    async def _answer(self, deadline_ms: float | None, asked: Callable[[], wire.TenantTexts]) -> Answer:
         return (await self._answers(deadline_ms, asked))[0]
 
-    async def _answers(self, deadline_ms: float | None, asked: Callable[[], wire.Question]) -> list[Answer]:
+    async def _answers(self, deadline_ms: float | None, asked: Callable[[], wire.TenantTexts]) -> list[Answer]:
         attempts = self._settings.attempts(deadline_ms)
         answers: list[Answer] = []
         for part in asked().parts():
@@ -213,7 +213,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
             )
         return answers
 
-    async def _answered(self, question: wire.Question, request: wire.InferRequest, attempts: Attempts) -> list[Answer]:
+    async def _answered(self, question: wire.TenantTexts, request: wire.InferRequest, attempts: Attempts) -> list[Answer]:
         transport, backbone = self._transport(), await self._find_backbone(attempts.network_s)
         with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
             result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)

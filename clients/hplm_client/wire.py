@@ -43,7 +43,7 @@ class InferRequest:
 
 
 @dataclass(frozen=True)
-class Question:
+class TenantTexts:
     """Some texts for one tenant."""
 
     texts: Sequence[str]
@@ -70,7 +70,7 @@ class Question:
         for name in ("logits", "confidence"):
             check_flag(name, getattr(self, name))
 
-    def parts(self) -> list[Question]:
+    def parts(self) -> list[TenantTexts]:
         """Returns the same texts as questions that a server takes, in order."""
         sizes = [len(text) for text in self.texts]
         for number, pair in enumerate(self.pairs or ()):
@@ -172,7 +172,7 @@ def encoded(name: str, text: str) -> bytes:
         ) from error
 
 
-def encode(question: Question) -> InferRequest:
+def encode(question: TenantTexts) -> InferRequest:
     inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
         inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
@@ -208,7 +208,7 @@ def listed_in(result: Tensors, backbone: str) -> list[Tenant]:
 
 
 @expecting("that of a backbone")
-def decode(result: Tensors, question: Question) -> list[Answer]:
+def decode(result: Tensors, question: TenantTexts) -> list[Answer]:
     """Returns an answer for each text, without the rows that fill short answers up to the longest."""
     batch = len(question.texts)
     labels = _tensor(result, "LABEL", 2, batch)

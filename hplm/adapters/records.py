@@ -37,7 +37,7 @@ LayoutWeights = tuple[Layout, Sequence[Mapping[str, Tensor]]]  # with the tensor
 
 
 @dataclass(frozen=True)
-class Packed:
+class RecordFile:
     """A record file in memory. Raises one of MISFITS where the content is not that of such a file."""
 
     content: bytes
@@ -112,13 +112,13 @@ class Records:
         raise Broken(f"record {name} is missing in {' and '.join(map(str, self._folders))}: {WAY_OUT}")
 
 
-def pack(parts: Mapping[str, LayoutWeights], tenant: Mapping[str, Any]) -> Packed:
+def pack(parts: Mapping[str, LayoutWeights], tenant: Mapping[str, Any]) -> RecordFile:
     """Returns a record file with these parts. `tenant`: what its header says of the tenant."""
     flat = {name: layout.pack(layers) for name, (layout, layers) in parts.items()}
     layouts = {name: layout.key for name, (layout, _) in sorted(parts.items())}
     header = {"format": FORMAT, "layouts": layouts, "tenant": tenant}
     # One field only: the library writes several in any order, but equal versions give equal files.
-    return Packed(save(flat, {FIELD: json.dumps(header)}))
+    return RecordFile(save(flat, {FIELD: json.dumps(header)}))
 
 
 def header_of(stored: bytes) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def read_header(path: Path) -> dict[str, Any]:
         return header_of(file.read(min(size, path.stat().st_size)))
 
 
-def write(folder: Path, packed: Packed) -> Mapping[str, Record]:
+def write(folder: Path, packed: RecordFile) -> Mapping[str, Record]:
     """Writes a record file, and returns its records. Without records there is no file."""
     if packed.records:
         (folder / packed.name).write_bytes(packed.content)

@@ -27,7 +27,7 @@ Repository = Annotated[Path, about("folder that `hplm export` wrote")]
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Given:
+class ProblemOptions:
     """The options of a problem."""
 
     cluster: Path

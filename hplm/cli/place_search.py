@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hplm.cli.options import AtLeastOne, Picture, about, named_values
-from hplm.cli.place import Given, check_target
+from hplm.cli.place import ProblemOptions, check_target
 from hplm.errors import InvalidInput
 from hplm.registered import of_stores
 
@@ -40,7 +40,7 @@ def is_served(one: Parallel) -> bool:
     return 1 in (one.stages, one.intra)
 
 
-def search(*, given: Given, to: Path, picture: Picture = None, searching: Searching = FAST) -> dict[str, Any]:
+def search(*, given: ProblemOptions, to: Path, picture: Picture = None, searching: Searching = FAST) -> dict[str, Any]:
     """Find a placement that answers most requests of a trace in time (AlpaServe's algorithms 1 and 2).
 
     A fast screen ranks placements. `hplm place simulate` says what the placement attains with the code that serves.
@@ -88,7 +88,7 @@ def search(*, given: Given, to: Path, picture: Picture = None, searching: Search
 
 
 def simulate(
-    placement: Annotated[Path, about("the placement")], /, *, given: Given, seconds: float = 3600.0,
+    placement: Annotated[Path, about("the placement")], /, *, given: ProblemOptions, seconds: float = 3600.0,
     parameters: tuple[str, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Say what a placement attains: the code that serves answers the busiest part of a trace on a virtual clock.
@@ -97,10 +97,10 @@ def simulate(
     :param parameters: NAME=VALUE: those of the servers, as for `hplm export`, and batch_texts (default: as exported)
     """
     from hplm.placement.placement import Placement
-    from hplm.placement.simulation import Serving, simulate
+    from hplm.placement.simulation import ServerSettings, simulate
     from hplm.placement.workload import span_ns
 
-    servers = Serving.of(named_values(parameters))
+    servers = ServerSettings.of(named_values(parameters))
     span_ns(seconds, "--seconds")  # before the trace is read
     problem, placed = given.problem(), Placement.read(placement)
     placed.check(problem.cluster, problem.profile)

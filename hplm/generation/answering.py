@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError
-from hplm.generation.request import DEADLINE, DecoderRequest, Piece, Sequence, Token
-from hplm.generation.running import Planned, Running
+from hplm.generation.request import DEADLINE, AnswerPart, DecoderRequest, Sequence, Token
+from hplm.generation.running import Planned, RunningSequences
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.metrics.names import FIRST_TOKEN_SECONDS, TOKEN_SECONDS
@@ -29,7 +29,7 @@ class Staging(Protocol):
 class Answers:
     """Whoever calls it has the lock of the loop, but for `fail` and `broken`."""
 
-    _running: Running
+    _running: RunningSequences
     _stager: Staging
     _end_ids: Many[int]
     _meter: Meter  # counts the times of tokens
@@ -79,7 +79,7 @@ class Answers:
         request, tokens, text = sequence.request, tuple(sequence.unsaid), sequence.echo + text
         sequence.unsaid, sequence.echo = [], ""
         counts = len(request.prompt), request.generated
-        say(request, Piece(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
+        say(request, AnswerPart(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
 
     def finish(self, request: DecoderRequest, reason: str) -> None:
         """Ends all answers of a request with what there is."""
@@ -121,7 +121,7 @@ class Answers:
         self._first_tokens, self._next_tokens = [], []
 
 
-def say(request: DecoderRequest, piece: Piece | HplmError) -> None:
+def say(request: DecoderRequest, piece: AnswerPart | HplmError) -> None:
     """Says a piece. If that fails, nobody can read what follows."""
     try:
         request.respond(piece)

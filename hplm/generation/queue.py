@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.generation.request import Sequence
-from hplm.generation.running import Running
+from hplm.generation.running import RunningSequences
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy
 from hplm.scheduling.queue import Queues
@@ -19,7 +19,7 @@ from hplm.scheduling.queue import Queues
 class SequenceQueue(Queues[Sequence]):
     """Each text is a sequence of its own. Who calls it holds the lock of the loop."""
 
-    def __init__(self, policy: Policy, limits: Limits, running: Running) -> None:
+    def __init__(self, policy: Policy, limits: Limits, running: RunningSequences) -> None:
         super().__init__((policy,), limits)
         self.running = running
         (self._queue,) = self._queues

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SHORT = 2000  # bytes of a prompt that is read in less than a millisecond
 
 
-class Reader:
+class PromptReader:
     """A loop whose requests have their prompts read first: `hplm.process.driver` drives it as it drives an encoder.
 
     It ends requests that the loop does not get.

@@ -10,7 +10,7 @@ import numpy as np
 
 from hplm.errors import HplmError
 from hplm.generation.prompt_form import FINISH_REASON, GENERATED_TOKENS, LOGPROBS, PROMPT_TOKENS, PromptForm
-from hplm.generation.request import Piece, Token
+from hplm.generation.request import AnswerPart, Token
 from hplm.model.prompts import Prompts
 from hplm.request.answers import AnswerEnd, Outputs, Reply, strings
 
@@ -31,10 +31,10 @@ class ReplyWriter:
         self._put, self._prompts, self._tenant = put, prompts, tenant
         self._requests = [(number, 1)]
         self._stream, self._returned = form.stream, form.returned
-        self._unsent: list[list[Piece]] = [[] for _ in range(choices)]  # by choice
+        self._unsent: list[list[AnswerPart]] = [[] for _ in range(choices)]  # by choice
         self._begun = self._ended = False
 
-    def say(self, piece: Piece | HplmError) -> None:
+    def say(self, piece: AnswerPart | HplmError) -> None:
         """Called in order, by one thread at a time."""
         if self._ended:  # what follows an error was said before the loop knew of it
             return
@@ -53,7 +53,7 @@ class ReplyWriter:
         self._ended = True
         self._put(error)
 
-    def _send(self, piece: Piece) -> None:
+    def _send(self, piece: AnswerPart) -> None:
         outputs: Outputs = {}
         end = None
         if piece.is_last or self._stream:
@@ -64,7 +64,7 @@ class ReplyWriter:
         self._begun, self._ended = True, piece.is_last
         self._put(Reply(self._requests, outputs, end=end))
 
-    def _outputs(self, piece: Piece) -> Outputs:
+    def _outputs(self, piece: AnswerPart) -> Outputs:
         returned, parts = self._returned, self._unsent
         tokens = [[token for piece in part for token in piece.tokens] for part in parts]
         outputs = {"text_output": _strings(["".join(piece.text for piece in part) for part in parts])}

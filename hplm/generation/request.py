@@ -55,7 +55,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPart:
     """A part of an answer. The parts of an answer come in order, and together they are the whole."""
 
     choice: int  # the number of the answer, of `n`
@@ -68,7 +68,7 @@ class Piece:
 
 
 _NUMBERS = count()
-Respond = Callable[[Piece | HplmError], None]
+Respond = Callable[[AnswerPart | HplmError], None]
 
 
 @dataclass(eq=False, repr=False)

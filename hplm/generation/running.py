@@ -25,7 +25,7 @@ LEAST_CHUNK = 16  # tokens of prompts in such a step, in any case: prompts must 
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedSequence:
     """The tokens of a finished sequence and the blocks of their keys and values, for another one that begins alike."""
 
     key: Hashable  # of its tenant, as pinned
@@ -62,7 +62,7 @@ def age(sequence: Sequence) -> tuple[int, int]:
     return sequence.request.number, sequence.choice
 
 
-class Running:
+class RunningSequences:
     """The loop's thread owns it, and the cache. The oldest sequence always gets on: others are put back for it if need be."""
 
     def __init__(self, cache: Cache, seats: int, step_tokens: int, finished: int = FINISHED) -> None:
@@ -82,7 +82,7 @@ class Running:
         self.put_back = 0  # how often a sequence was
         self._most_finished = finished
         self._turns: list[int | None] = []  # tenants that run alone, and None for all others; the last step's is the last
-        self._finished: list[Finished] = []  # the oldest first; their blocks are given back as soon as they are needed
+        self._finished: list[FinishedSequence] = []  # the oldest first; their blocks are given back as soon as they are needed
 
     def __len__(self) -> int:
         return len(self.all)
@@ -234,7 +234,7 @@ class Running:
         if sequence.finish is None or not sequence.computed:
             self.cache.give_back(own)
         else:
-            self._finished.append(Finished(sequence.request.tenant.key, sequence.ids[: sequence.computed], own))
+            self._finished.append(FinishedSequence(sequence.request.tenant.key, sequence.ids[: sequence.computed], own))
             if len(self._finished) > self._most_finished:
                 self._forget()
 
@@ -264,7 +264,7 @@ class Running:
         self.put_back += 1
         return back
 
-    def _alike(self, sequence: Sequence, remembered: list[Finished]) -> tuple[Blocks, int]:
+    def _alike(self, sequence: Sequence, remembered: list[FinishedSequence]) -> tuple[Blocks, int]:
         """Returns the blocks of a sequence of the same tenant version that begins alike, and how many of its tokens do.
 
         The last token of `sequence` is computed in any case: its logits are needed.

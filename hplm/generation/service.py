@@ -25,10 +25,10 @@ from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
 from hplm.generation.prompt_form import LOGPROBS, NAMES, PromptForm
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.reader import Reader
+from hplm.generation.reader import PromptReader
 from hplm.generation.reply_writer import ReplyWriter
-from hplm.generation.request import DecoderRequest, Piece, PinnedTenant, Respond
-from hplm.generation.running import Running
+from hplm.generation.request import AnswerPart, DecoderRequest, PinnedTenant, Respond
+from hplm.generation.running import RunningSequences
 from hplm.generation.sampling import Sampling, sampling_of
 from hplm.generation.settings import DecoderSettings, read_settings
 from hplm.generation.staging import Decoder, DecoderStager
@@ -79,7 +79,7 @@ class DecoderService:
         cache = Cache(*sizes, settings.device, settings.dtype)
         # Each running sequence holds one slot of a layout at most.
         self._stager = DecoderStager(backbone, cache, settings.max_sequences, settings.resident_rows)
-        running = Running(cache, settings.max_sequences, settings.step_tokens)
+        running = RunningSequences(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running),
             self._stager,
@@ -90,7 +90,7 @@ class DecoderService:
             device_failed=host.device_failed if host is not None else lambda: None,
             in_flight=InFlight(1, settings.max_sequences, host.shown if host is not None else -1),
         )
-        self.reader = Reader(self.loop, settings.limits)
+        self.reader = PromptReader(self.loop, settings.limits)
         self.busy_since = self.reader.busy_since
         log.info("generating with %s on %s, with room for %d tokens", config.name, settings.device, cache.tokens)
 
@@ -152,7 +152,7 @@ class DecoderService:
             )
         self._quotas.take(tenant, 1, 0)
 
-        def answered(piece: Piece | HplmError) -> None:
+        def answered(piece: AnswerPart | HplmError) -> None:
             if isinstance(piece, HplmError) or piece.is_last:
                 self._requests.pop(number, None)
                 self._quotas.charge(tenant, 0, request.generated)

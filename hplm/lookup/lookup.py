@@ -12,7 +12,7 @@ import numpy as np
 from hplm.compiled import kernel
 from hplm.errors import HplmError, InvalidInput
 from hplm.lookup.views import View, Views
-from hplm.model.tokenizer import Encoded, Given
+from hplm.model.tokenizer import Encoded, TokenizerInput
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally
 from hplm.request.form import SPAN, Form, Head, write
@@ -108,8 +108,8 @@ class LookupRequest:
         first = len(self.ids)
         return range(first, next((end for end in self._ends if end > first), first))
 
-    def given(self, index: int) -> Given:
-        return Given(self.texts[index], self._pair(index), self.truncate, self.task.needs_pair)
+    def given(self, index: int) -> TokenizerInput:
+        return TokenizerInput(self.texts[index], self._pair(index), self.truncate, self.task.needs_pair)
 
     def take(self, found: Sequence[Found]) -> None:
         """Adds the next texts after they were tokenised. Raises if one of them cannot be read."""
@@ -230,7 +230,7 @@ class Lookup:
         texts = [text for request, own in both if request.by_words for text in request.texts[own.start : own.stop]]
         read = iter(self._tokenizer.by_words(texts))
         tokenised: list[list[Found]] = []
-        others: list[tuple[list[Found], int, Given]] = []  # that cannot be read by words, and their places
+        others: list[tuple[list[Found], int, TokenizerInput]] = []  # that cannot be read by words, and their places
         for request, own in both:
             found: list[Found] = [*islice(read, len(own))] if request.by_words else [b""] * len(own)
             if not all(found):

@@ -22,7 +22,7 @@ MOST_IN_WINDOWS = 32_768  # characters of a pair that is read in windows: while 
 OVERLAP = 128  # tokens that a window of a passage shares with the next one, as in the usual recipe for SQuAD
 
 
-class Given(NamedTuple):
+class TokenizerInput(NamedTuple):
     text: str
     pair: str | None = None
     truncate: bool = False  # cut what the model does not take
@@ -88,12 +88,12 @@ class Tokenizer:
         return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, positions, start_id))
 
     def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
-        (encoded,) = self.encode_all([Given(text, pair, truncate, in_windows)])
+        (encoded,) = self.encode_all([TokenizerInput(text, pair, truncate, in_windows)])
         if isinstance(encoded, InvalidInput):
             raise encoded
         return encoded
 
-    def encode_all(self, given: Sequence[Given]) -> list[Encoded | InvalidInput]:
+    def encode_all(self, given: Sequence[TokenizerInput]) -> list[Encoded | InvalidInput]:
         """Encodes texts. Returns for each what is wrong with it, if it cannot be encoded."""
         results: list[Encoded | InvalidInput] = [InvalidInput("the text is empty: send at least one word") for _ in given]
         right = [index for index, one in enumerate(given) if one.text and not one.text.isspace()]
@@ -116,7 +116,7 @@ class Tokenizer:
         least, most = ITEM * self._special_tokens[False], ITEM * self.positions
         return [own if least < len(own) <= most else b"" for own in tokens]
 
-    def _encoded(self, given: Given, is_whole: bool, encoding: Encoding) -> Encoded | InvalidInput:
+    def _encoded(self, given: TokenizerInput, is_whole: bool, encoding: Encoding) -> Encoded | InvalidInput:
         """Returns a text with its tokens, or what is wrong with it. `is_whole`: all of the text and its pair was tokenised."""
         whole, pair = given.whole, given.pair
         length = len(encoding)

@@ -19,7 +19,7 @@ NEVER = 1e300
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ScreenCase:
     """A trace and a placement, with numbers as the kernel has them. `clock`, `end` and `busy` are results.
 
     A line is of the texts of one backbone that the same groups serve. Times are nanoseconds.
@@ -40,7 +40,7 @@ class Case:
     busy: Array  # by group
 
 
-COLUMNS = tuple(field.name for field in fields(Case))
+COLUMNS = tuple(field.name for field in fields(ScreenCase))
 WORKING = ("wakes", "head", "tail", "next")
 
 
@@ -48,7 +48,7 @@ class _Case(ctypes.Structure):
     _fields_ = *number_fields(*SIZES), *pointer_fields(*COLUMNS, *WORKING)
 
 
-def run(case: Case, most: int) -> bool:
+def run(case: ScreenCase, most: int) -> bool:
     """Does what `Steps.run` does. Returns False if the kernel was not compiled."""
     if (compiled := kernel()) is None:
         return False

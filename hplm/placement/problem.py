@@ -59,8 +59,8 @@ class Problem:
         return found
 
     @cached_property
-    def room(self) -> Room:
-        return Room(self)
+    def room(self) -> GroupMemory:
+        return GroupMemory(self)
 
     def of(self, units: Collection[str], cluster: Cluster | None = None) -> Problem:
         """Returns the same problem with some of the units and their requests, on the whole cluster or a part of it."""
@@ -83,7 +83,7 @@ class Problem:
                 )
 
 
-class Room:
+class GroupMemory:
     """Adds units to groups as long as the memory of stages and machines holds them."""
 
     def __init__(self, problem: Problem) -> None:

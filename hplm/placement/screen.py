@@ -15,7 +15,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.placement.attained import REFUSED, Attained
-from hplm.placement.kernel import TERMS, Case, run
+from hplm.placement.kernel import TERMS, ScreenCase, run
 from hplm.placement.placement import Group
 from hplm.placement.profile import Cut, Profile, Terms
 from hplm.placement.stepping import Steps
@@ -42,7 +42,7 @@ class Screen:
             Steps(case, self._most_texts).run()
         return Attained(self.trace, case.end, case.busy)
 
-    def case(self, groups: Sequence[Group]) -> Case:
+    def case(self, groups: Sequence[Group]) -> ScreenCase:
         groups_of: dict[str, list[int]] = {name: [] for name in self.trace.names}
         for number, group in enumerate(groups):
             for name in groups_of.keys() & group.units:
@@ -58,7 +58,7 @@ class Screen:
         for number, group in enumerate(groups):
             for backbone, cut in group.cuts.items():
                 terms[number, self._backbones[backbone], : len(cut)] = self._terms(backbone, group.intra, cut)
-        return Case(
+        return ScreenCase(
             arrival=self._arrival, timeout=self._timeout, unit=self._unit, tokens=self._tokens, line=np.array(line, np.int32),
             backbone=np.array([self._backbones[backbone] for backbone, _ in lines], np.int32), serves=serves,
             depth=depth, terms=terms, around=self._around, clock=np.zeros((len(groups), stages)),

@@ -13,7 +13,7 @@ from itertools import accumulate
 from hplm.errors import InvalidInput
 from hplm.placement.partition import ALLOCATIONS, Parallel, backbone_buckets, device_buckets, groups_of, parallels, part_of
 from hplm.placement.problem import Groups, Problem
-from hplm.placement.selection import Selection, Selector, completed, fast
+from hplm.placement.selection import GroupSelection, Selector, completed, fast
 
 SAMPLE = 200_000  # requests of the trace that rank placements
 KEPT = 10  # best placements that are screened on the whole trace
@@ -26,7 +26,7 @@ class NothingFound(InvalidInput):
 
 
 @dataclass(frozen=True, eq=False)
-class Found(Selection):
+class FoundGroups(GroupSelection):
     """`attained`: on the whole trace. `screened`: in the whole search."""
 
     how: str  # stages x devices a stage of the groups of each bucket
@@ -35,7 +35,7 @@ class Found(Selection):
 def search(
     problem: Problem, select: Selector = fast, allows: Callable[[Parallel], bool] = lambda _: True, sample: int = SAMPLE,
     say: Say = lambda _: None, kept: int = KEPT,
-) -> list[Found]:  # fmt: skip
+) -> list[FoundGroups]:  # fmt: skip
     """Returns so many of the best placements, the best first. `allows`: whether groups may be cut so."""
     problem.expect_fitting()
     small = problem.on(problem.trace.sampled(sample))
@@ -43,11 +43,11 @@ def search(
     ranked = sorted(searched.candidates(), key=lambda one: -one.served)[:kept]  # stable: of equal ones the first
     if not ranked or not ranked[0].served:
         raise NothingFound(_nothing_found(problem, searched.screened))
-    found: list[Found] = []
+    found: list[FoundGroups] = []
     for one in ranked:
         used = (own for own in completed(small, one.groups) if own.units)
         groups = tuple(replace(group, name=f"group-{i}") for i, group in enumerate(used))
-        found.append(Found(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
+        found.append(FoundGroups(groups, problem.screen.attained(groups), searched.screened + len(ranked), one.how))
     return sorted(found, key=lambda one: -one.share)
 
 

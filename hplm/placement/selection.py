@@ -12,11 +12,11 @@ from hplm.placement.attained import Attained
 from hplm.placement.placement import Group
 from hplm.placement.problem import Groups, Problem
 
-Selector = Callable[[Problem, Groups], "Selection"]
+Selector = Callable[[Problem, Groups], "GroupSelection"]
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class GroupSelection:
     groups: Groups
     attained: Attained
     screened: int  # placements that were tried
@@ -36,42 +36,42 @@ def selector(given: str) -> Selector:
     raise InvalidInput(f"--search {given!r}: give fast, or beam:K with the number of selections to keep, such as beam:3")
 
 
-def beam(problem: Problem, groups: Groups, width: int = 1) -> Selection:
+def beam(problem: Problem, groups: Groups, width: int = 1) -> GroupSelection:
     """Tries every unit in every group, keeps the best `width` selections, and goes on from them until nothing fits.
 
     A wide beam is an exhaustive search.
     """
-    best = Selection(groups, problem.screen.attained(groups), 1)
+    best = GroupSelection(groups, problem.screen.attained(groups), 1)
     kept, screened = [best], 1
     while kept:
-        tried: dict[object, Selection] = {}
+        tried: dict[object, GroupSelection] = {}
         for selection in kept:
             for grown in _grown(problem, selection.groups):
                 key = tuple(frozenset(group.units) for group in grown)  # the order in which they came does not matter
                 if key not in tried:
                     screened += 1
-                    tried[key] = Selection(grown, problem.screen.attained(grown), screened)
+                    tried[key] = GroupSelection(grown, problem.screen.attained(grown), screened)
         kept = sorted(tried.values(), key=lambda one: -one.share)[:width]  # stable: of equal ones the first
         if kept and kept[0].share > best.share:
             best = kept[0]
-    return Selection(best.groups, best.attained, screened)
+    return GroupSelection(best.groups, best.attained, screened)
 
 
-def fast(problem: Problem, groups: Groups) -> Selection:
+def fast(problem: Problem, groups: Groups) -> GroupSelection:
     """Screens once a step, and gives the unit with the most unserved requests to the least busy group that has room for it.
 
     It ends when all requests are served, when nothing fits, or when each group could have got a unit without a gain.
     """
-    best = latest = Selection(groups, problem.screen.attained(groups), 1)
+    best = latest = GroupSelection(groups, problem.screen.attained(groups), 1)
     fruitless = 0
     while latest.share < 1 and fruitless <= len(groups):
         grown = _next(problem, latest)
         if grown is None:
             break
-        latest = Selection(grown, problem.screen.attained(grown), latest.screened + 1)
+        latest = GroupSelection(grown, problem.screen.attained(grown), latest.screened + 1)
         fruitless = 0 if latest.share > best.share else fruitless + 1
         best = max(best, latest, key=lambda one: one.share)  # of equal ones the first
-    return Selection(best.groups, best.attained, latest.screened)
+    return GroupSelection(best.groups, best.attained, latest.screened)
 
 
 def completed(problem: Problem, groups: Groups) -> Groups:
@@ -103,7 +103,7 @@ def _grown(problem: Problem, groups: Groups) -> Iterator[Groups]:
                 yield grown
 
 
-def _next(problem: Problem, latest: Selection) -> Groups | None:
+def _next(problem: Problem, latest: GroupSelection) -> Groups | None:
     unserved, busy = latest.attained.unserved, latest.attained.busy_ns
     by_need: list[int] = np.argsort(-unserved, kind="stable").tolist()
     for unit in by_need:

@@ -34,7 +34,7 @@ PARAMETERS = ("policy", "batch_tokens", "batch_texts", "queue_texts", "commit_ms
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServerSettings:
     """The settings of every group's server, by default as `hplm export` writes them."""
 
     policy: str = DEFAULT
@@ -46,7 +46,7 @@ class Serving:
     admission: bool = True
 
     @classmethod
-    def of(cls, parameters: Mapping[str, str]) -> Serving:
+    def of(cls, parameters: Mapping[str, str]) -> ServerSettings:
         """Returns settings from parameters that are named as in `config.pbtxt`; others stay as exports have them.
 
         `batch_texts` is the simulator's own: servers bound a batch by its tokens.
@@ -110,7 +110,7 @@ class Stages:
 
 
 class GroupServer(Server):
-    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: Serving, outcome: Outcome) -> None:
+    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: ServerSettings, outcome: Outcome) -> None:
         self._stages = Stages(group, profile, trace)
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
@@ -135,7 +135,7 @@ class GroupServer(Server):
             self.queue_ns = 0.0  # without what rounding has left
 
 
-def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: Serving) -> Attained:
+def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: ServerSettings) -> Attained:
     """Returns what the groups' servers answer in time. Each unit is a tenant for them."""
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, np.zeros(len(trace), np.int64))
     outcome = Outcome.of(arrivals)

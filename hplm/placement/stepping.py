@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from hplm.placement.attained import REFUSED
-from hplm.placement.kernel import NEVER, Case
+from hplm.placement.kernel import NEVER, ScreenCase
 
 Sums = tuple[float, float, float]  # tokens, scores and texts of a batch
 
 
 class Steps:
-    def __init__(self, case: Case, most: int) -> None:
+    def __init__(self, case: ScreenCase, most: int) -> None:
         """`most`: texts of a batch."""
         self._case = case
         self._most = most

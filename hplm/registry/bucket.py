@@ -15,7 +15,7 @@ from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
 from hplm.location import Remote
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Found, Store
+from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Store, StoredObject
 
 TIMEOUT = timedelta(seconds=20)
 LOOKING = timedelta(seconds=3)  # for CURRENT: a later look sees more than one that hangs
@@ -77,13 +77,13 @@ class Bucket(Store):
         with self._asking(name):
             obstore.put(self._store, name, content)
 
-    def names(self, folder: str) -> Iterator[Found]:
+    def names(self, folder: str) -> Iterator[StoredObject]:
         with self._asking(f"{folder}/"):
             library: Any = obstore  # a type of its lists is that of a package that we do not need
             listed = library.list(self._store, f"{folder}/")
             for found in listed:
                 for one in found:
-                    yield Found(one["path"], one["last_modified"].timestamp(), one["size"])
+                    yield StoredObject(one["path"], one["last_modified"].timestamp(), one["size"])
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -16,7 +16,7 @@ from pathlib import Path
 from hplm.clock import Clock
 from hplm.disk import check_room
 from hplm.errors import OutOfCapacity
-from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Denied, Found
+from hplm.registry.store import CURRENT, Absent, Away, Busy, Conflict, Denied, StoredObject
 
 WRITING = ".writing"  # ends the name of a file that is not complete
 LOCK = "LOCK"
@@ -76,13 +76,13 @@ class Folder:
     def expect_room(self, size: int, what: str) -> None:
         check_room(self.path, size, what, f"free some space for {self.path}")
 
-    def names(self, folder: str) -> Iterator[Found]:
+    def names(self, folder: str) -> Iterator[StoredObject]:
         for path in sorted((self.path / folder).rglob("*")):
             with suppress(FileNotFoundError):
                 if path.is_file():
                     found = path.stat()
                     # Not the time of its content, which a link has from long ago.
-                    yield Found(str(path.relative_to(self.path)), found.st_ctime, found.st_size)
+                    yield StoredObject(str(path.relative_to(self.path)), found.st_ctime, found.st_size)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -39,7 +39,7 @@ class Conflict(Exception):
     """Somebody else has changed CURRENT."""
 
 
-class Found(NamedTuple):
+class StoredObject(NamedTuple):
     name: str
     written: float  # Unix time
     size: int  # bytes
@@ -66,7 +66,7 @@ class Store(Protocol):
     def expect_room(self, size: int, what: str) -> None:
         """Raises if there is no room for so many bytes, where there is an end."""
 
-    def names(self, folder: str) -> Iterator[Found]:
+    def names(self, folder: str) -> Iterator[StoredObject]:
         """Yields all objects whose names begin with `folder/`."""
         ...
 

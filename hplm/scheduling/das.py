@@ -23,7 +23,7 @@ NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Row:
+class FilledRow:
     texts: Array
     dominant: Array  # the texts that were chosen for their utility; all, if all that are left fit
 
@@ -32,7 +32,7 @@ class Row:
 class Filled:
     """The rows of a batch, and the texts outside of them, which are longer than a row."""
 
-    rows: list[Row]
+    rows: list[FilledRow]
     outside: Array
     free: int  # rows whose tokens the texts outside have not taken
     row_tokens: int  # L
@@ -113,14 +113,14 @@ class DeadlineAware:
 
     def _fill_rows(
         self, columns: Columns, room: Room, rows: int, row_tokens: int, by_utility: Array, by_deadline: Array
-    ) -> list[Row]:
+    ) -> list[FilledRow]:
         """Fills rows with texts that are not longer than a row."""
         tokens, utility = columns.tokens, 1 / columns.tokens
         waiting = tokens <= row_tokens
         best = by_utility[waiting[by_utility]]
         # The best texts of a row are among the first of these, because the rows before it took no more tokens than they have.
         best = best[: int(np.searchsorted(np.cumsum(tokens[best]), (rows + 1) * row_tokens, side="right")) + 1]
-        filled: list[Row] = []
+        filled: list[FilledRow] = []
         while len(filled) < rows and not room.full:
             best = best[waiting[best]]
             if not len(best):
@@ -128,7 +128,7 @@ class DeadlineAware:
             sums = np.cumsum(tokens[best])
             if sums[-1] <= row_tokens:
                 texts = room.greedily(best, row_tokens)
-                row = Row(texts, texts)
+                row = FilledRow(texts, texts)
             else:
                 saturating = int(np.searchsorted(sums, row_tokens, side="right"))
                 wanted = best[: max(1, int(self.eta * saturating))]
@@ -141,7 +141,7 @@ class DeadlineAware:
                 rest = NONE
                 if left * least >= 1:  # otherwise all texts with less utility are longer than that
                     rest = room.greedily(by_utility, left, waiting & (utility < least))
-                row = Row(np.concatenate([dominant, urgent, rest]), dominant)
+                row = FilledRow(np.concatenate([dominant, urgent, rest]), dominant)
             if not len(row.texts):
                 break
             waiting[row.texts] = False

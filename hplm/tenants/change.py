@@ -17,24 +17,24 @@ from hplm.registry.store import RECORDS, TABLES, Store, objects_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 if TYPE_CHECKING:
-    from hplm.adapters.records import Packed
+    from hplm.adapters.records import RecordFile
 
 AT_ONCE = 16  # objects that are written side by side
 HELD_BYTES = 128 << 20  # of records that are not written yet
 
 
-class Kept:
+class ChangeFiles:
     """The records and tables that a change writes. If the change is made again, they are there already."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
         self._tables: dict[BranchId, str] = {}
-        self._waiting: list[Packed] = []
+        self._waiting: list[RecordFile] = []
         self._bytes = 0  # of those
         self._written: set[str] = set()  # names of records, and of tables with a slash behind
 
-    def of(self, key: Hashable, packed_of: Callable[[], Packed]) -> Mapping[str, Record]:
+    def of(self, key: Hashable, packed_of: Callable[[], RecordFile]) -> Mapping[str, Record]:
         """`key`: what one change keeps once."""
         if key not in self._records:
             packed = replace(packed_of(), unique=f"{secrets.token_hex(4)}-")
@@ -75,7 +75,7 @@ class Kept:
         """Removes what it has written, but for the names that are needed."""
         self._store.delete(objects_of(self._store, self._written - needed))
 
-    def _put(self, packed: Packed) -> None:
+    def _put(self, packed: RecordFile) -> None:
         name = f"{RECORDS}/{packed.name}"
         self._written.add(name)
         self._store.put(name, packed.content)
@@ -84,7 +84,7 @@ class Kept:
 class Change:
     """The next generation, while a manager edits it. At first it is as the one before."""
 
-    def __init__(self, kept: Kept, before: Snapshot) -> None:
+    def __init__(self, kept: ChangeFiles, before: Snapshot) -> None:
         ledger = before.ledger
         self.kept = kept
         self.generation = before.generation + 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from hplm.adapters.heads import size_for, sized
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record, has_content
-from hplm.adapters.records import LayoutWeights, Packed, pack
+from hplm.adapters.records import LayoutWeights, RecordFile, pack
 from hplm.errors import InvalidInput
 from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch
@@ -60,7 +60,7 @@ class TenantKnowledge:
     exits: ExitKnowledge | None = None
     students: StudentKnowledge | None = None
 
-    def packed(self) -> Packed:
+    def packed(self) -> RecordFile:
         """Returns the version's record file. Its heads have room for more labels, so that several tenants have alike ones."""
         heads = {"head": (self.head[0], [self.head[1]])} if self.head is not None else {}
         heads |= {"exits": (self.exits.layout, self.exits.heads)} if self.exits is not None else {}
@@ -82,7 +82,7 @@ class TenantKnowledge:
         return pack(parts, tenant)
 
     @classmethod
-    def read(cls, packed: Packed, version: int) -> TenantKnowledge:
+    def read(cls, packed: RecordFile, version: int) -> TenantKnowledge:
         """Returns what a record file holds. Raises one of MISFITS if it is not the file of a version."""
         tenant, weights, labels = packed.header["tenant"], packed.weights, tuple(packed.header["tenant"]["labels"])
         found = {name: (Layout.of(record.layout), weights(record)) for name, record in packed.records.items()}

@@ -16,7 +16,7 @@ from hplm.location import Location
 from hplm.plot.table import Table
 from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
-from hplm.tenants.change import Change, Kept
+from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry_writer import Registry
@@ -207,7 +207,7 @@ class Manager:
         """Copies a table's folder into the registry and serves it. The tables that it falls back to must be served."""
         self.tables.check_arrival(name, version, source, self.current().branches)
         table = Table(source)
-        kept = Kept(self.registry.store)
+        kept = ChangeFiles(self.registry.store)
         kept.table(table)
 
         def edit(change: Change) -> DomainChange:

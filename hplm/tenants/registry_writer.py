@@ -30,7 +30,7 @@ from hplm.registry.folder import WRITING
 from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun, read_current
 from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Busy, Conflict, Store, not_begun, objects_of
-from hplm.tenants.change import Change, Kept
+from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
 from hplm.tenants.state_folder import EXPORTED_TENANTS, REST_SECONDS, exported_folders
 
@@ -64,7 +64,7 @@ class Registry:
         if is_begun(self.store, anew=lost is not None):
             return False
         before = lost or self.exported
-        change = Change(Kept(self.store), before)
+        change = Change(ChangeFiles(self.store), before)
         edit(change)
         change.kept.write()
         after = self._after(before, action, change, self._time.time())
@@ -87,12 +87,12 @@ class Registry:
         """Returns the newest snapshot."""
         return self.at(self.pointer())
 
-    def change(self, action: str, edit: Callable[[Change], Result], kept: Kept | None = None) -> Result:
+    def change(self, action: str, edit: Callable[[Change], Result], kept: ChangeFiles | None = None) -> Result:
         """Makes a change, and publishes it unless `edit` raises or finds it empty. It may be called again, with a newer one.
 
         `kept`: what was written for it. Of that, only what the new generation needs stays.
         """
-        kept = kept or Kept(self.store)
+        kept = kept or ChangeFiles(self.store)
         try:
             return self._change(kept, action, edit)
         except (InvalidInput, Busy, OutOfCapacity):  # it was not made
@@ -100,7 +100,7 @@ class Registry:
                 kept.delete_written()
             raise
 
-    def _change(self, kept: Kept, action: str, edit: Callable[[Change], Result]) -> Result:
+    def _change(self, kept: ChangeFiles, action: str, edit: Callable[[Change], Result]) -> Result:
         until = self._time.monotonic() + PATIENCE
         while True:
             pointer, tag = self._seen()

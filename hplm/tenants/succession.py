@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hplm.adapters.record import has_content
-from hplm.adapters.records import Packed
+from hplm.adapters.records import RecordFile
 from hplm.errors import Broken, InvalidInput, some
 from hplm.plot.table import Branch, BranchId, Table
 from hplm.registry.store import RECORDS, TABLES, Absent, objects_of
@@ -143,7 +143,7 @@ class _Succession:
             return tenant
         name = file.rpartition("-")[2]
         if name not in self._files:
-            packed = change.kept.of((tenant.id, tenant.version), lambda: Packed(self._content(file, tenant)))
+            packed = change.kept.of((tenant.id, tenant.version), lambda: RecordFile(self._content(file, tenant)))
             name = next(iter(packed.values())).file
         return tenant.with_file(name)
 

@@ -30,7 +30,7 @@ from hplm.tenants.manager import Manager
 from loadtest.chaos import bucket
 from loadtest.chaos.faults import Fault, Unable, WrongAnswer, faults
 from loadtest.chaos.growth import ProcessSize, growth, later, taken
-from loadtest.chaos.history import OK, OUTCOMES, Asker, History, Observation, Question, expected_answers
+from loadtest.chaos.history import OK, OUTCOMES, Asker, History, Observation, TenantText, expected_answers
 from loadtest.server import ServedCopy, at_least_one, command
 
 QUICK = "--minutes 0 --clients 4 --faults 'stop toy-lookup' tenant"
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
             known, keyed = faults(victim), []
         else:
             victim, known, keyed = _with_bucket(args, folder, place, stack)
-        questions = [Question(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
+        questions = [TenantText(tenant, text) for text in TEXTS for tenant in victim.open_tenants()[:TENANTS]]
         expected = expected_answers(victim.address, victim.backbone, questions)
         askers = [Asker(victim.address, model) for model in islice(cycle(victim.models), args.clients)]
         with History(askers, expected) as history:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
 
 def _with_bucket(
     args: argparse.Namespace, folder: Path, mirror: Path, stack: ExitStack
-) -> tuple[ServedCopy, list[Fault], list[Question]]:
+) -> tuple[ServedCopy, list[Fault], list[TenantText]]:
     """Returns a server whose registry is in a bucket, its faults, and a question to a tenant with a key."""
     link = stack.enter_context(bucket.bucket(folder))
     stack.enter_context(mock.patch.dict(os.environ, {"HPLM_MIRROR": str(mirror)}))
@@ -102,7 +102,7 @@ def _with_bucket(
 
 
 def _harm(
-    args: argparse.Namespace, victim: ServedCopy, history: History, known: Sequence[Fault], questions: list[Question]
+    args: argparse.Namespace, victim: ServedCopy, history: History, known: Sequence[Fault], questions: list[TenantText]
 ) -> tuple[list[dict[str, Any]], list[dict[str, ProcessSize]]]:
     """Makes one fault after another, each at least once, until one is not mended. Returns what the processes had after each."""
     chance = random.Random(args.seed)
@@ -129,7 +129,7 @@ def _harm(
     return done, samples
 
 
-def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: random.Random) -> dict[str, Any]:
+def made(fault: Fault, victim: ServedCopy, questions: list[TenantText], chance: random.Random) -> dict[str, Any]:
     """Makes a fault, and waits until all tenants are answered again. Returns how long after it that was."""
     seconds = chance.uniform(*fault.seconds)
     lasted = {"lasted_s": round(seconds, 1)} if seconds else {}
@@ -148,11 +148,11 @@ def made(fault: Fault, victim: ServedCopy, questions: list[Question], chance: ra
     return lasted | {"recovery_s": round(time.monotonic() - began, 1)}
 
 
-def _answered_again(victim: ServedCopy, questions: list[Question]) -> Observation:
+def _answered_again(victim: ServedCopy, questions: list[TenantText]) -> Observation:
     """Waits until every tenant is answered by every model. Returns the last failure if that takes too long."""
     until = time.monotonic() + WITHIN
 
-    def ask(model: str, question: Question) -> Observation:
+    def ask(model: str, question: TenantText) -> Observation:
         with Asker(victim.address, model) as asker:
             while (answer := asker.ask(question)).outcome != OK and time.monotonic() < until:
                 time.sleep(0.1)

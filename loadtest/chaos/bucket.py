@@ -22,7 +22,7 @@ from hplm.server.ports import LOOPBACK, free_ports
 from hplm.server.process import Process
 from hplm.tenants.manager import Manager
 from loadtest.chaos.faults import Fault, WrongAnswer, asked
-from loadtest.chaos.history import OK, Asker, Question
+from loadtest.chaos.history import OK, Asker, TenantText
 from loadtest.server import ServedCopy
 
 STATE = location_of("s3://bucket/hplm")
@@ -78,14 +78,14 @@ def bucket(folder: Path) -> Iterator[Link]:
         server.stop(END_S)
 
 
-def with_key(manager: Manager, text: str) -> Question:
+def with_key(manager: Manager, text: str) -> TenantText:
     """Gives the newest tenant a key, and returns a question to it. A last key cannot be revoked, so it gets another one."""
     tenant = manager.current().tenants[-1].id
     manager.add_key(tenant)
-    return Question(tenant, text, manager.add_key(tenant)[0])
+    return TenantText(tenant, text, manager.add_key(tenant)[0])
 
 
-def faults(link: Link, keyed: Question) -> list[Fault]:
+def faults(link: Link, keyed: TenantText) -> list[Fault]:
     """`keyed`: a question to a tenant that has a key."""
 
     @contextmanager
@@ -103,7 +103,7 @@ def faults(link: Link, keyed: Question) -> list[Fault]:
         """A key is revoked while the server hears nothing of the bucket. It opens nothing after the time that was promised."""
         manager = victim.manager()
         secret, key = manager.add_key(keyed.tenant)
-        new = Question(keyed.tenant, keyed.text, secret)
+        new = TenantText(keyed.tenant, keyed.text, secret)
         if (answer := asked(victim, new, True)).outcome != OK:
             raise WrongAnswer(f"{keyed.tenant} is not answered with its newest key: {answer.said}")
         link.state = SILENT
@@ -118,7 +118,7 @@ def faults(link: Link, keyed: Question) -> list[Fault]:
     return [Fault("bucket away", away, (LEASE_S + LATER_S, LEASE_S + LATER_S)), Fault("server cut off", cut_off)]
 
 
-def _expect_none(victim: ServedCopy, question: Question, when: str) -> None:
+def _expect_none(victim: ServedCopy, question: TenantText, when: str) -> None:
     with Asker(victim.address, victim.backbone) as asker:
         if asker.ask(question).outcome == OK:
             raise WrongAnswer(f"{question.tenant} is answered {when}")

@@ -27,7 +27,7 @@ from hplm.registry.folder import Folder
 from hplm.server.process_group import SHARED_MEMORY
 from hplm.tenants.models import upper_of
 from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_RECORDS, EXPORTED_TABLES
-from loadtest.chaos.history import FAILED, OK, REFUSED, Asker, Observation, Question
+from loadtest.chaos.history import FAILED, OK, REFUSED, Asker, Observation, TenantText
 from loadtest.server import DECODER, ENGINE, GUEST, SERVER, ServedCopy
 
 BROKEN_SECONDS = 5.0  # how long a file stays broken and a disk full
@@ -188,7 +188,7 @@ def _leavers(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     for _ in range(LEAVERS):
         connection = http.client.HTTPConnection(victim.address, timeout=5)
         with contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("POST", f"/v2/models/{victim.backbone}/infer", Question(tenant, "left " * 9).body())
+            connection.request("POST", f"/v2/models/{victim.backbone}/infer", TenantText(tenant, "left " * 9).body())
         connection.close()
     yield
 
@@ -214,7 +214,7 @@ def _manager_killed(victim: ServedCopy, chance: random.Random) -> Generator[None
 @contextmanager
 def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generator[None]:
     source = victim.add_guest()
-    expected, answer = (asked(victim, Question(tenant, "the same text for both"), True) for tenant in (source, GUEST))
+    expected, answer = (asked(victim, TenantText(tenant, "the same text for both"), True) for tenant in (source, GUEST))
     if expected.logits is None:
         raise WrongAnswer(f"{source} was not answered: {expected.said}")
     if answer.logits is None:
@@ -222,12 +222,12 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
     if not answer.agrees_with(expected.logits):
         raise WrongAnswer(f"{GUEST} is a copy of {source}, and its answer differs")
     victim.delete_guest()
-    if asked(victim, Question(GUEST, "nobody"), False).outcome not in (REFUSED, FAILED):
+    if asked(victim, TenantText(GUEST, "nobody"), False).outcome not in (REFUSED, FAILED):
         raise WrongAnswer(f"{GUEST} was deleted and is answered")
     yield
 
 
-def asked(victim: ServedCopy, question: Question, is_answered: bool) -> Observation:
+def asked(victim: ServedCopy, question: TenantText, is_answered: bool) -> Observation:
     """Returns the answer that a server gives when it has had the time to take a change. `is_answered`: what it must be."""
     until = time.monotonic() + (0.0 if isinstance(victim.state, Path) else WITHIN_SECONDS)
     with Asker(victim.address, victim.backbone) as asker:

@@ -25,7 +25,7 @@ CLOSE = 0.03  # of the range of a tenant's logits: what bf16 may differ by among
 
 
 @dataclass(frozen=True)
-class Question:
+class TenantText:
     tenant: str
     text: str
     key: str = ""
@@ -63,7 +63,7 @@ class Asker:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def ask(self, question: Question) -> Observation:
+    def ask(self, question: TenantText) -> Observation:
         try:
             self._connection.request("POST", self._path, question.body(), question.headers)
             response = self._connection.getresponse()
@@ -86,9 +86,9 @@ class Asker:
         self._connection.close()
 
 
-def expected_answers(address: str, model: str, questions: Sequence[Question]) -> dict[Question, Array]:
+def expected_answers(address: str, model: str, questions: Sequence[TenantText]) -> dict[TenantText, Array]:
     """Returns what the unharmed server answers."""
-    expected: dict[Question, Array] = {}
+    expected: dict[TenantText, Array] = {}
     with Asker(address, model) as asker:
         for question in questions:
             answer = asker.ask(question)
@@ -112,7 +112,7 @@ class History:
 
     pauses = 0.0, 0.25  # seconds after an answer, and after none: refused clients would ask thousands of times a second
 
-    def __init__(self, askers: Sequence[Asker], expected: Mapping[Question, Array | None]) -> None:
+    def __init__(self, askers: Sequence[Asker], expected: Mapping[TenantText, Array | None]) -> None:
         """Starts the clients. Each asks the questions in turn, and begins with another one.
 
         `expected`: the answer that each question must get; None: any.

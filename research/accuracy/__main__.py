@@ -17,7 +17,7 @@ from demo.data import stored_demo_data
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.original import configuration_of
-from research.accuracy.report import Report
+from research.accuracy.report import AccuracyReport
 from research.accuracy.studies import TIERS
 from research.accuracy.table import draw, markdown_of, warning_of
 from research.options import run
@@ -58,7 +58,7 @@ def accuracy(
     layers: int = configuration_of(source).num_hidden_layers
     data = stored_demo_data(work / "data" / f"{tier}-{fingerprint()}", amounts.sizes, further=True)
     name, on = named(model) if model else BACKBONE, resolve_device(device)
-    report = Report(name, source, layers, data, amounts, work / "made", ResultFile(results), on)
+    report = AccuracyReport(name, source, layers, data, amounts, work / "made", ResultFile(results), on)
     if list_studies:
         for study in report.studies.values():
             print(f"{study.name:14} {len(report.finished(study)):4} of {report.size(study):4}  {study.title}")

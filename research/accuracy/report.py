@@ -42,7 +42,7 @@ FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """A number to compute: the score of a case on one task with one seed."""
 
     task: DemoTenant
@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Report:
+class AccuracyReport:
     name: str  # name of the model in results
     model: str
     layers: int
@@ -78,7 +78,7 @@ class Report:
     def size(self, study: Study) -> int:
         return len(self._found(study))
 
-    def _found(self, *studies: Study) -> list[tuple[Run, dict[str, Any] | None]]:
+    def _found(self, *studies: Study) -> list[tuple[StudyRun, dict[str, Any] | None]]:
         """Returns all runs, and their results."""
         runs = [run for study in studies for run in self._runs(study)]
         return [*zip(runs, self.results.of(map(self._told, runs)), strict=True)]
@@ -90,7 +90,7 @@ class Report:
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
         at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing)))
-        score = Report.score if at_a_time == 1 and self.device.type != "cpu" else _score_alone
+        score = AccuracyReport.score if at_a_time == 1 and self.device.type != "cpu" else _score_alone
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
             for place, result in results_of([partial(score, self, run) for run in missing], at_a_time):
                 run = missing[place]
@@ -98,7 +98,7 @@ class Report:
                 bar.set_postfix_str(f"{run.task.id}, {run.case.label}: {result[result['metric']]:.3f}")
                 bar.update()
 
-    def _runs(self, study: Study) -> Iterator[Run]:
+    def _runs(self, study: Study) -> Iterator[StudyRun]:
         tasks = [task for task in self.data.tenants if not study.few_tasks or task.id in self.few]
         seeds: list[Sequence[int]] = [self.tier.seeds] * len(tasks)
         if study.tenants:
@@ -106,9 +106,9 @@ class Report:
             seeds = list(map(range, tenants_of(sizes, study.tenants)))
         sample = self.tier.tenant_texts if study.tenants else 0
         for task, own in zip(tasks, seeds, strict=True):
-            yield from (Run(task, case, seed, sample) for case in study.cases for seed in own)
+            yield from (StudyRun(task, case, seed, sample) for case in study.cases for seed in own)
 
-    def _told(self, run: Run) -> dict[str, Any]:
+    def _told(self, run: StudyRun) -> dict[str, Any]:
         """Returns everything that the result depends on, and nothing else."""
         task, case, recipe = run.task, run.case, run.case.recipe
         told = {"task": task.id, "domain": task.domain, "kind": task.task, "model": self.name}
@@ -150,7 +150,7 @@ class Report:
         given = self.model, [*self._corpora.values()], self._corpora[domain], self.device
         return build_store(self.home / "stores", recipe.plain, domain, *given)
 
-    def _training(self, run: Run) -> TrainingOptions:
+    def _training(self, run: StudyRun) -> TrainingOptions:
         case = run.case
         options = self.tier.training(case.scheme, self.layers, self._recipe(case).upper, run.seed)
         if case.longer == 1:
@@ -167,7 +167,7 @@ class Report:
     def _recipe(self, case: StudyCase) -> Recipe:
         return case.recipe or self._bare
 
-    def _build(self, runs: Sequence[Run]) -> None:
+    def _build(self, runs: Sequence[StudyRun]) -> None:
         for run in runs:
             self._store(self._recipe(run.case), run.task.domain)
         for part, domain in dict.fromkeys((run.case.pretrained, run.task.domain) for run in runs):
@@ -175,7 +175,7 @@ class Report:
                 self._pretrained(part, domain)
 
     @no_progress_bars()
-    def score(self, run: Run) -> dict[str, Any]:
+    def score(self, run: StudyRun) -> dict[str, Any]:
         task, case, recipe = run.task, run.case, self._recipe(run.case)
         store = self._store(recipe, task.domain)
         data, texts = read_task(store, task, (recipe.branch(task.domain), 1), self.device)
@@ -209,7 +209,7 @@ def named_options(options: TrainingOptions) -> dict[str, Any]:
     }
 
 
-def _score_alone(report: Report, run: Run) -> dict[str, Any]:
+def _score_alone(report: AccuracyReport, run: StudyRun) -> dict[str, Any]:
     with threads(1):
         return report.score(run)
 

@@ -60,7 +60,7 @@ def files_of(folder: Path, weights: str) -> tuple[Path, Path]:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class WholeRequest:
     tenant: WholeTenant
     encoded: list[Encoded]
     spans: list[np.ndarray]
@@ -97,7 +97,7 @@ class WholeModels:
 
     def question(
         self, parameters: Mapping[str, Any], texts: Sequence[str], pairs: Sequence[str] | None, allowed_s: float = 0.0
-    ) -> Question:
+    ) -> WholeRequest:
         arrival = time.monotonic()
         tenant = self._tenants.get(parameters.get("tenant", ""))
         if tenant is None:
@@ -110,11 +110,11 @@ class WholeModels:
         task = find_task(tenant.task)
         spans = [task.rows(text, pair, one) for text, pair, one in zip(texts, seconds, encoded, strict=True)]
         top_k = min(int(parameters.get("top_k", 0)), len(tenant.labels))
-        return Question(tenant, encoded, spans, [pair or "" for pair in seconds], top_k, arrival, allowed_s)
+        return WholeRequest(tenant, encoded, spans, [pair or "" for pair in seconds], top_k, arrival, allowed_s)
 
-    def answer(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
+    def answer(self, questions: Sequence[WholeRequest]) -> Iterator[tuple[WholeRequest, Answer]]:
         """Yields each question once, with its answer. Questions whose model is in memory go first, before others evict it."""
-        by_tenant: dict[str, list[Question]] = {}
+        by_tenant: dict[str, list[WholeRequest]] = {}
         for question in questions:
             by_tenant.setdefault(question.tenant.id, []).append(question)
         for mine in sorted(by_tenant.values(), key=lambda mine: mine[0].tenant.id not in self._held):
@@ -127,7 +127,7 @@ class WholeModels:
                 if rest := [question for question in batch if question not in late]:
                     yield from zip(rest, self._answered(rest), strict=True)
 
-    def _answered(self, batch: list[Question]) -> Sequence[Answer]:
+    def _answered(self, batch: list[WholeRequest]) -> Sequence[Answer]:
         tenant = batch[0].tenant
         try:
             return self._run(self._slot(tenant), batch)
@@ -136,9 +136,9 @@ class WholeModels:
         except (OSError, RuntimeError, ValueError) as error:
             return [Broken(f"tenant {tenant.id!r}: {error}: export the scheme again")] * len(batch)
 
-    def _batches(self, questions: list[Question]) -> Iterator[list[Question]]:
+    def _batches(self, questions: list[WholeRequest]) -> Iterator[list[WholeRequest]]:
         """Yields batches of whole requests with at most `batch_tokens`. A larger request is a batch of its own."""
-        batch, tokens = list[Question](), 0
+        batch, tokens = list[WholeRequest](), 0
         for question in questions:
             if batch and tokens + question.tokens > self._batch_tokens:
                 yield batch
@@ -148,7 +148,7 @@ class WholeModels:
         yield batch
 
     @torch.inference_mode()
-    def _run(self, slot: Slot, batch: list[Question]) -> list[list[TextAnswer]]:
+    def _run(self, slot: Slot, batch: list[WholeRequest]) -> list[list[TextAnswer]]:
         texts = [(question, number) for question in batch for number in range(len(question.encoded))]
         texts.sort(key=lambda text: -len(text[0].encoded[text[1]].tokens))  # attention runs over texts of equal length
         encoded, spans = [one.encoded[number] for one, number in texts], [one.spans[number] for one, number in texts]
@@ -159,7 +159,7 @@ class WholeModels:
         reading = np.concatenate([np.maximum(rows[:, 0], 0) + start for rows, start in zip(spans, starts, strict=True)])
         hidden = slot.body(tokens, segments, lengths, self._sent(reading))
         logits = slot.logits(hidden, tenant.head_function).float().cpu().split([len(rows) for rows in spans])
-        task, answers = find_task(tenant.task), dict[tuple[Question, int], TextAnswer]()
+        task, answers = find_task(tenant.task), dict[tuple[WholeRequest, int], TextAnswer]()
         for (question, number), rows, own in zip(texts, spans, logits, strict=True):
             passage = question.passages[number]
             answers[question, number] = task.answer(own.numpy(), rows, tenant.labels, question.top_k, passage)
@@ -190,10 +190,10 @@ class Worker:
 
     def __init__(self, models: WholeModels, most: int) -> None:
         self._models, self._most = models, most
-        self._waiting: dict[Question, Callable[[Answer], None]] = {}
+        self._waiting: dict[WholeRequest, Callable[[Answer], None]] = {}
         self._lock, self._thread = threading.Lock(), ThreadPoolExecutor(1, "answer")
 
-    def submit(self, question: Question, respond: Callable[[Answer], None]) -> None:
+    def submit(self, question: WholeRequest, respond: Callable[[Answer], None]) -> None:
         """Takes the question, which is then answered once, or raises."""
         with self._lock:
             if len(self._waiting) >= self._most:

@@ -60,7 +60,7 @@ WAY_OUT = "read the server's log or give more --patience, and then give the comm
 
 
 @dataclass(frozen=True)
-class Case:
+class Comparison:
     """The settings that numbers must share to be compared. Schemes and numbers of asked tenants may differ."""
 
     scenario: Scenario
@@ -98,7 +98,7 @@ def compare(
     :param patience: seconds that an answer may take, and requests in flight after the end
     :param results: folder in which the numbers are kept, and found again by the same command
     """
-    case = Case(scenario, size, max(tenants), budget, lengths, seconds, patience)
+    case = Comparison(scenario, size, max(tenants), budget, lengths, seconds, patience)
     for tokens in (case.mix(1).lengths.least, case.mix(1).lengths.most):
         expect_text(tokens, size, "lengths")
     if unknown := [scheme for scheme in schemes if scheme not in COMPARED]:
@@ -109,7 +109,7 @@ def compare(
 
 
 def measured(
-    case: Case, tenants: Sequence[int], schemes: Sequence[str], kept: ResultFile, work: Path
+    case: Comparison, tenants: Sequence[int], schemes: Sequence[str], kept: ResultFile, work: Path
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Returns the numbers by scheme and tenants. A failure stops no other measurement; it is raised at the end."""
     failed: list[str] = []
@@ -136,7 +136,7 @@ def measured(
     return found
 
 
-def under_load(case: Case, scheme: str, server: TritonServer, tenants: int) -> dict[str, Any]:
+def under_load(case: Comparison, scheme: str, server: TritonServer, tenants: int) -> dict[str, Any]:
     """Returns the figures of one scheme behind a real Triton, for so many tenants."""
 
     def requests(arrivals: Arrivals) -> list[bytes]:
@@ -180,7 +180,7 @@ def percentiles_ms(report: Report, due: int) -> dict[int, float | None]:
     return {percent: ms if ms < np.inf else None for percent, ms in zip(PERCENTS, found, strict=True)}
 
 
-def rows_of_schemes(case: Case, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
+def rows_of_schemes(case: Comparison, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Rows:
     rates = {scheme: {count: one["req_per_s"] for count, one in own.items()} for scheme, own in found.items()}
     for scheme, own in found.items():
         for count, one in own.items():

@@ -19,7 +19,7 @@ from bench.run import Curve
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, Cut, Shape, Terms, best_cut
 from hplm.placement.search import NothingFound, search
-from hplm.placement.selection import Selection
+from hplm.placement.selection import GroupSelection
 from research.papers.alpaserve_models import ASSUMED, EXPONENT, PAPER, TOKENS, backbone_of, models, problem_of
 from research.papers.placements import Baseline, clockwork, equal_cut, greedy, manual, replication, round_robin, screened
 from testing.random_trace import power_law
@@ -139,7 +139,7 @@ def figures_of(seconds: float) -> list[Figure]:
     ]  # fmt: skip
 
 
-def searched(problem: Problem) -> Selection:
+def searched(problem: Problem) -> GroupSelection:
     """Returns the best placement; no groups where none is in time."""
     try:
         return search(problem)[0]
@@ -147,7 +147,7 @@ def searched(problem: Problem) -> Selection:
         return screened(problem, ())
 
 
-def shortest_pipelines(problem: Problem) -> Selection:
+def shortest_pipelines(problem: Problem) -> GroupSelection:
     """Returns the pipelines with the fewest stages that hold all models (Fig. 3b)."""
     tried = (round_robin(stages)(problem) for stages in (1, 2, 4, 8))
     whole = (one for one in tried if all(len(group.units) == len(problem.units) for group in one.groups))

@@ -12,10 +12,10 @@ from hplm.placement.attained import Attained
 from hplm.placement.partition import Parallel, groups_of
 from hplm.placement.problem import Groups, Problem
 from hplm.placement.profile import Cut
-from hplm.placement.selection import Selection, fast
+from hplm.placement.selection import GroupSelection, fast
 from hplm.placement.workload import span_ns
 
-Baseline = Callable[[Problem], Selection]
+Baseline = Callable[[Problem], GroupSelection]
 
 
 def greedy(stages: int) -> Baseline:
@@ -33,7 +33,7 @@ def clockwork(window_s: float) -> Baseline:
     are those of the last window.
     """
 
-    def place(problem: Problem) -> Selection:
+    def place(problem: Problem) -> GroupSelection:
         ends: list[Array] = []
         busy = np.zeros(problem.cluster.devices)
         groups: Groups = ()
@@ -43,7 +43,7 @@ def clockwork(window_s: float) -> Baseline:
             groups = own.groups
             ends.append(own.attained.end_ns)
             busy[: len(own.attained.busy_ns)] += own.attained.busy_ns
-        return Selection(groups, Attained(problem.trace, np.concatenate(ends), busy), 1)
+        return GroupSelection(groups, Attained(problem.trace, np.concatenate(ends), busy), 1)
 
     return place
 
@@ -51,7 +51,7 @@ def clockwork(window_s: float) -> Baseline:
 def round_robin(stages: int) -> Baseline:
     """Gives units in turn to pipelines of so many stages, as long as they fit."""
 
-    def place(problem: Problem) -> Selection:
+    def place(problem: Problem) -> GroupSelection:
         groups, at, waiting = groups_of(problem, Parallel(stages, 1)), 0, deque(problem.units)
         while waiting:
             unit = waiting.popleft()
@@ -68,7 +68,7 @@ def round_robin(stages: int) -> Baseline:
 def manual(stages: int, intra: int) -> Baseline:
     """Gives each unit in turn to a group of so many stages and devices a stage. No unit has a second group."""
 
-    def place(problem: Problem) -> Selection:
+    def place(problem: Problem) -> GroupSelection:
         groups = groups_of(problem, Parallel(stages, intra))
         for number, unit in enumerate(problem.units):
             groups = problem.room.added(groups, number % len(groups), unit.name) or groups
@@ -83,7 +83,7 @@ def equal_cut(layers: int, stages: int) -> Cut:
     return tuple(zip([0, *ends], [end - 1 for end in ends], strict=False))
 
 
-def screened(problem: Problem, groups: Groups) -> Selection:
+def screened(problem: Problem, groups: Groups) -> GroupSelection:
     """Returns a placement without the groups that have no units."""
     groups = tuple(group for group in groups if group.units)
-    return Selection(groups, problem.screen.attained(groups), 1)
+    return GroupSelection(groups, problem.screen.attained(groups), 1)

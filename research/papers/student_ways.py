@@ -44,7 +44,7 @@ class AveragedTeam(StudentTeam):
 
 
 @dataclass(frozen=True)
-class Case:
+class StudentCase:
     """A task and a seed."""
 
     data: Data
@@ -128,13 +128,13 @@ def elected(task: TrainingTask, logits: Tensor) -> Tensor:
     return one_hot(logits.argmax(2), logits.shape[2]).float().mean(1) + TIE * logits.softmax(2).mean(1)
 
 
-def teacher(case: Case) -> Variants:
+def teacher(case: StudentCase) -> Variants:
     """Scores the tenant's full stack, or a BERT that is fine-tuned in full."""
     body, model = case.teacher.body, case.teacher.model
     return {"teacher": case.scored(lambda data: [data.answers(data.dev, logits_of(body, model, data, data.dev))])}
 
 
-def team(case: Case) -> Variants:
+def team(case: StudentCase) -> Variants:
     """Scores students as `hplm tenant students` makes them. Before they learn together, the teacher's head reads their sum."""
     made, options = case.team()
     boosted(case.body, made, case.data, case.seen, options, case.saved("team"))
@@ -142,7 +142,7 @@ def team(case: Case) -> Variants:
     return {"no together": alone, "team": case.together(made, options, "team"), "vote": case.votes(made)}
 
 
-def stacking(case: Case) -> Variants:
+def stacking(case: StudentCase) -> Variants:
     """Scores such students where the middle of each also learns the sum of those before it."""
     if case.options.depth == 1:  # which has no middle
         return {}
@@ -158,7 +158,7 @@ def stacking(case: Case) -> Variants:
     return {"stacking": case.taught("stacking", learn=learn)}
 
 
-def hardest(case: Case) -> Variants:
+def hardest(case: StudentCase) -> Variants:
     """Scores such students where each but the first learns the hardest fifth of the texts, and a fifth at random."""
 
     def learn(body: PlotBody, team: StudentTeam, data: Data, seen: Seen, left: Left, number: int, *given: Any) -> None:
@@ -179,18 +179,18 @@ def lesson_of(left: Sequence[Tensor], number: int, seed: int, share: float = 0.2
     return np.union1d(hardest[:count], drawn[:count])
 
 
-def more_texts(case: Case) -> Variants:
+def more_texts(case: StudentCase) -> Variants:
     """Scores such students that also learn a copy of each text with guessed words."""
     more = augmented(case.body, case.data, case.options.seed) if case.data.task.one_label_a_row else []
     return {"augmented": case.taught("augmented", more)} if more else {}  # some domains have no masked head
 
 
-def longer(case: Case) -> Variants:
+def longer(case: StudentCase) -> Variants:
     """Scores such students after twice as many epochs, which take as long as learning as many texts again."""
     return {"longer": case.taught("longer", epochs=2 * case.options.epochs)}
 
 
-def bagging(case: Case) -> Variants:
+def bagging(case: StudentCase) -> Variants:
     """Scores students that each learn the teacher's rows of a bootstrap sample. Their rows are averaged."""
     made, together = case.team(AveragedTeam)
     seen, left = case.seen[0], [part.rows for part in case.seen]
@@ -205,14 +205,14 @@ def bagging(case: Case) -> Variants:
     return {"bagging, no together": alone, "bagging": joint, "bagging, vote": case.votes(made)}
 
 
-def plain(case: Case) -> Variants:
+def plain(case: StudentCase) -> Variants:
     """Scores one LoRA on the same layers. It learns what a team learns together, in as many epochs as the first student."""
     made, options = case.team(epochs=2 * case.options.epochs)
     made.add()
     return {"plain": case.together(made, options, "plain")}
 
 
-def equal(case: Case) -> Variants:
+def equal(case: StudentCase) -> Variants:
     """Scores one LoRA of the size of all students, after as few epochs or as many as all of them; dev chooses."""
     tried = []
     for times in (1, case.options.students):
@@ -223,7 +223,7 @@ def equal(case: Case) -> Variants:
     return {"equal": max(tried, key=lambda scored: scored["dev"])}
 
 
-def early_exit(case: Case) -> Variants:
+def early_exit(case: StudentCase) -> Variants:
     """Scores the head of an exit behind the same layers of the tenant's full stack, at which all texts leave."""
     body, data, depth = case.body, case.data, case.options.depth
     if data.task.distance is None or not case.training.rank or depth == data.config.upper_layers:  # there is no exit
@@ -240,7 +240,7 @@ def early_exit(case: Case) -> Variants:
     return {"exit": case.scored(answers)}
 
 
-WAYS: dict[Way, Callable[[Case], Variants]] = {  # each returns nothing if there is no such way
+WAYS: dict[Way, Callable[[StudentCase], Variants]] = {  # each returns nothing if there is no such way
     "teacher": teacher, "team": team, "stacking": stacking, "hardest": hardest, "augmented": more_texts, "longer": longer,
     "bagging": bagging, "plain": plain, "equal": equal, "exit": early_exit,
 }  # fmt: skip

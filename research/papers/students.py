@@ -26,7 +26,7 @@ from builder.training.finetuning import TrainingOptions
 from demo.data import DemoTenant, data_of
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
-from research.papers.student_ways import WAYS, Case, Variants, Way
+from research.papers.student_ways import WAYS, StudentCase, Variants, Way
 from research.result_file import ResultFile
 from research.result_file import digest_of as digest_of_run
 from research.schemes.teachers import BODY_RATE, DEDICATED, HEAD_RATE
@@ -103,7 +103,7 @@ def students(
             missing: list[Way] = [way for way in asked if found[way] is None]
             if missing and not finished:
                 read = read or read_task(opened, task, place, on, texts)
-                case = Case(*read, *both, folder / f"{task.id}-{seed}-{digest_of_run(told)}")
+                case = StudentCase(*read, *both, folder / f"{task.id}-{seed}-{digest_of_run(told)}")
                 case.folder.mkdir(parents=True, exist_ok=True)
                 for way in missing:
                     say(f"{task.id}, seed {seed}: {way}")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.cascade import FOLDER, Judged, Part, Way, described, judged
+from bench.cascade import FOLDER, AnsweredTexts, ExitResult, Judged, described, judged
 from bench.rows import EngineDtype, Rows, Whole, benchmark, rows_of
 from builder.evaluation.evaluation import opened
 from builder.exits.answers import LOOK, costs_of
@@ -39,12 +39,12 @@ WEIGHTS = np.linspace(0, 1, 21)
 class Leaves(NamedTuple):
     """Where texts leave."""
 
-    part: Part  # the texts, and what they are answered
+    part: AnsweredTexts  # the texts, and what they are answered
     left: Array  # of each text: the exit
     looks: Array  # of each text: the exits that were looked at
 
 
-Choosing = Callable[[Part, Part], Iterable[Leaves]]  # by the first part, where texts of the second leave
+Choosing = Callable[[AnsweredTexts, AnsweredTexts], Iterable[Leaves]]  # by the first part, where texts of the second leave
 
 
 @benchmark(tenants=1)
@@ -61,7 +61,7 @@ def tabi(*, dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
         raise InvalidInput(f"{FOLDER} has no questions: `hplm bench cascade` builds some")
     store = Store(FOLDER / "store")
     precision = served_precision(store, dtype, resolve_device("auto"))
-    found: dict[str, dict[str, list[Way]]] = {}
+    found: dict[str, dict[str, list[ExitResult]]] = {}
     for question in data_of(FOLDER / "demo").tenants[:tenants]:
         own = judged(store, question, precision)
         for name, ways in WAYS.items():
@@ -75,9 +75,9 @@ def tabi(*, dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
         yield from rows_of({drop: described(ways) for drop, ways in own.items()}, at=f"ways/{name}/")
 
 
-def _way(own: Judged, leaves: Leaves) -> Way:
+def _way(own: Judged, leaves: Leaves) -> ExitResult:
     right = leaves.part.right[leaves.left, np.arange(len(leaves.left))]
-    return Way(_work(leaves), Estimate.of(own.test.right[-1] - right))
+    return ExitResult(_work(leaves), Estimate.of(own.test.right[-1] - right))
 
 
 def _work(leaves: Leaves) -> float:
@@ -85,14 +85,14 @@ def _work(leaves: Leaves) -> float:
     return float((answered.costs[leaves.left] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
 
 
-def served(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def served(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """One exit and its threshold, as `hplm tenant exits` chooses them."""
     for leaving in within(choosing.answered, DROPS):
         left = judged.answered.left_at(leaving)
         yield Leaves(judged, left, np.full(len(left), leaving.exit is not None))
 
 
-def several(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def several(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """Rerouting (Eq. 4 and 5): an exit a level, each with a threshold of its calibrated confidence. All are chosen together."""
     tried: list[tuple[float, float, list[float]]] = []  # work, loss, thresholds
     for thresholds in _by_price(choosing):
@@ -103,13 +103,13 @@ def several(choosing: Part, judged: Part) -> Iterable[Leaves]:
         yield _by_thresholds(judged, min(able)[2])
 
 
-def ensemble(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def ensemble(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """The weighted ensemble (Eq. 6): a text's answer is that of the exits that it has passed. Held-out NLL chooses weights."""
     mixed, weights = _mixed(choosing, None)
     yield from several(mixed, _mixed(judged, weights)[0])
 
 
-def cheapest(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def cheapest(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """As INFaaS chooses a model: all texts leave at the cheapest exit that loses little enough."""
     exits, texts = len(choosing.answered.confidences), len(judged.wanted_numbers)
     losses = [100 * _likely(own) for own in choosing.answered.losses]
@@ -118,7 +118,7 @@ def cheapest(choosing: Part, judged: Part) -> Iterable[Leaves]:
         yield Leaves(judged, np.full(texts, exit), np.full(texts, exit < exits))
 
 
-def vote(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def vote(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """A text leaves at the first exit that says the same as the one before."""
     same = judged.labels[1:] == judged.labels[:-1]
     same[-1] = True
@@ -126,7 +126,7 @@ def vote(choosing: Part, judged: Part) -> Iterable[Leaves]:
     yield Leaves(judged, left, np.minimum(left + 1, len(same)))
 
 
-def oracle(choosing: Part, judged: Part) -> Iterable[Leaves]:
+def oracle(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """The bound: a text leaves at the first exit that has the full stack's answer, and no look costs anything."""
     left = (judged.labels == judged.labels[-1]).argmax(axis=0)
     yield Leaves(judged, left, np.zeros(len(left)))
@@ -142,12 +142,12 @@ WAYS: dict[str, Choosing] = {
 }
 
 
-def _left(part: Part, thresholds: Sequence[float]) -> Array:
+def _left(part: AnsweredTexts, thresholds: Sequence[float]) -> Array:
     sure = part.answered.confidences >= np.array(thresholds)[:, None]
     return np.where(sure.any(axis=0), sure.argmax(axis=0), len(thresholds))
 
 
-def _by_thresholds(part: Part, thresholds: Sequence[float]) -> Leaves:
+def _by_thresholds(part: AnsweredTexts, thresholds: Sequence[float]) -> Leaves:
     left = _left(part, thresholds)
     open_before = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])
     return Leaves(part, left, open_before[np.minimum(left + 1, len(thresholds))])
@@ -158,7 +158,7 @@ def _likely(losses: Array) -> float:
     return float(losses.mean() + losses.std() / sqrt(len(losses)))
 
 
-def _by_price(part: Part) -> list[list[float]]:
+def _by_price(part: AnsweredTexts) -> list[list[float]]:
     """Returns thresholds for each price of a loss: one exit's after the other is set to what costs least in all."""
     answered = part.answered
     weights = answered.weights / answered.weights.sum()
@@ -184,7 +184,7 @@ def _best(sure: Array, gains: Array, looks: float) -> float:
     return float(sure[order][last]) if len(total) and total[last] > looks else NEVER
 
 
-def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[float]]:
+def _mixed(part: AnsweredTexts, weights: Sequence[float] | None) -> tuple[AnsweredTexts, Sequence[float]]:
     """Returns the part with the answers of ensembles, and their weights, which its labels choose if none are given."""
     texts, right = np.arange(len(part.wanted_numbers)), part.wanted_numbers
     mixed, chosen = [part.probabilities[0]], list[float]()
@@ -200,14 +200,14 @@ def _mixed(part: Part, weights: Sequence[float] | None) -> tuple[Part, Sequence[
     return replace(part, labels=labels, answered=replace(part.answered, losses=losses)), chosen
 
 
-def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged) -> list[Way]:
+def pruned(store: Store, question: DemoTenant, precision: Precision, own: Judged) -> list[ExitResult]:
     """Word pruning (4.2): behind the first layer only the words stay that its attention looks at most, and [CLS]."""
     tenant, task = store.known_tenant(question.id), training_task(question.task)
     opening = opened(store, store.knowledge(tenant), task.read(question.test), resolve_device("auto"), precision)
     first = float(costs_of(store.config, 1 / own.tokens)[1])  # the work of the first layer
     right = [_pruned_labels(*opening, keep) == own.test.wanted_numbers for keep in KEEPS]
     lost = [Estimate.of(own.test.right[-1] - one) for one in right]
-    return [Way(first + keep * (1 - first), one) for keep, one in zip(KEEPS, lost, strict=True)]
+    return [ExitResult(first + keep * (1 - first), one) for keep, one in zip(KEEPS, lost, strict=True)]
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ from hplm.errors import InvalidInput
 from hplm.model.windows import Window
 from hplm.scheduling.policy import OURS
 from testing.random_store import change_version, random_store, random_students
-from testing.reference import Reading, Reference
+from testing.reference import ExpectedAnswer, Reference
 from testing.toy import CONFIG, DOMAINS, WITH_STUDENTS, WORDS, random_text
 from testing.toy import TENANTS as TOY
 from tests import tasks
@@ -86,7 +86,7 @@ class Asked:
 @dataclass(frozen=True)
 class Expected:
     logits: np.ndarray
-    reading: Reading
+    reading: ExpectedAnswer
     confidence: float
 
 

@@ -16,7 +16,7 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
 from hplm.cli.main import main
 from hplm.tenants.manager import Manager
-from loadtest.chaos.history import OK, REFUSED, Asker, History, Question, expected_answers
+from loadtest.chaos.history import OK, REFUSED, Asker, History, TenantText, expected_answers
 from loadtest.cluster import ServedCluster, description, serve_commands
 from loadtest.encode import infer_request
 from loadtest.generator import Load
@@ -49,7 +49,7 @@ def cluster(toy):
 
 def test_all_replicas_answer_what_one_server_answers_and_one_is_stopped_without_a_failed_request(cluster):
     """SIGTERM of one of them while clients ask the router without a pause, and its start. Takes three starts of Triton."""
-    questions = [Question(name, text) for name in NAMES for text in TEXTS]
+    questions = [TenantText(name, text) for name in NAMES for text in TEXTS]
     (stopped, address), _ = cluster.replicas.items()
     expected, before = expected_answers(address, "toy", questions), cluster.requests()
 
@@ -98,7 +98,7 @@ def test_the_benchmark_measures_it_while_tenants_come_and_go(cluster, toy, tmp_p
 def test_a_new_export_is_rolled_over_both_without_a_failed_request_of_tenants_with_keys(cluster, toy, tmp_path):
     """The last one here: it leaves the cluster with the new export. Takes two ends and two starts of Triton."""
     old, new, state = cluster.manager(), tmp_path / "new", tmp_path / "state"
-    questions = [Question(name, TEXTS[0], old.add_key(name)[0]) for name in NAMES]
+    questions = [TenantText(name, TEXTS[0], old.add_key(name)[0]) for name in NAMES]
     old.settle()
     store = Store(shutil.copytree(toy.store.folder, tmp_path / "store"))
     random_tenant(store, TenantVersion("later", 1, "root", 1, "classify", ["a", "b"], 4), 0.3, seed=1)  # its content is another

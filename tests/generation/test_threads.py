@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull
-from hplm.generation.reader import Reader
+from hplm.generation.reader import PromptReader
 from hplm.generation.sampling import Sampling
 from hplm.process.driver import Driver
 from hplm.scheduling.limits import Limits
@@ -24,7 +24,7 @@ class Served:
         """`limits`: how many prompts, and bytes of them, may wait to be read."""
         self.world = World(Fake(), clock=time.monotonic_ns, **settings)
         self.loop = self.world.loop
-        self.reader = Reader(self.loop, limits)
+        self.reader = PromptReader(self.loop, limits)
         self.read = []  # tenants whose prompts were read, in order
         self.driver = Driver(self.reader, help_at_once=help_at_once)
         self.reader.wake = self.driver.wake

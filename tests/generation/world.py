@@ -15,8 +15,8 @@ from hplm.generation.cache import Cache, places_of, table_of
 from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
-from hplm.generation.request import LENGTH, STOP, DecoderRequest, Piece
-from hplm.generation.running import Running
+from hplm.generation.request import LENGTH, STOP, AnswerPart, DecoderRequest
+from hplm.generation.running import RunningSequences
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
@@ -90,7 +90,7 @@ class Said:
     """Keeps the pieces that were said of a request. Nothing may follow its end."""
 
     request: DecoderRequest = None  # pyright: ignore[reportAssignmentType]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[AnswerPart] = field(default_factory=list)
     error: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -138,7 +138,7 @@ class World:
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
         choice = policy(order) if isinstance(order, str) else order
-        self.running = Running(self.cache, seats, step_tokens)
+        self.running = RunningSequences(self.cache, seats, step_tokens)
         self.running.share = share
         self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.running)
         self.stager, self.decoder = model.machine(self, self.cache, seats)

@@ -17,7 +17,7 @@ from loadtest.chaos import bucket
 from loadtest.chaos.__main__ import made
 from loadtest.chaos.faults import WrongAnswer, faults
 from loadtest.chaos.growth import ProcessSize, growth, later, taken
-from loadtest.chaos.history import OK, UNANSWERED, WRONG, Asker, Heard, History, Observation, Question, expected_answers
+from loadtest.chaos.history import OK, UNANSWERED, WRONG, Asker, Heard, History, Observation, TenantText, expected_answers
 from loadtest.grpc_load import GrpcLoad
 from loadtest.isolation import judged
 from loadtest.load import send
@@ -97,7 +97,7 @@ def test_another_answer_is_counted_as_wrong_but_not_what_bf16_may_differ_by():
     said = [1.0, -1.0]
     with SmallServer(lambda *_: answer(body=json.dumps({"outputs": [{"name": "LOGITS", "data": said}]}).encode())) as server:
         address = server.url
-        expected = expected_answers(address, "toy", [Question("acme", "text")])
+        expected = expected_answers(address, "toy", [TenantText("acme", "text")])
         with History([Asker(address, "toy") for _ in range(2)], expected) as asking:
             eventually(lambda: asking.counts()[OK])
             said.reverse()
@@ -121,7 +121,7 @@ def test_a_new_tenant_that_is_never_answered_or_cannot_be_added_is_a_wrong_answe
 def test_an_answer_without_logits_is_a_wrong_one():
     for body in (b"no JSON", b'{"outputs": []}'):
         with SmallServer(lambda *_, body=body: answer(body=body)) as server:
-            assert Asker(server.url, "toy").ask(Question("acme", "text")).outcome == WRONG
+            assert Asker(server.url, "toy").ask(TenantText("acme", "text")).outcome == WRONG
 
 
 def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer():
@@ -129,7 +129,7 @@ def test_a_key_that_opens_its_tenant_while_a_server_is_cut_off_is_a_wrong_answer
     manager = SimpleNamespace(add_key=lambda tenant: ("secret", SimpleNamespace(id="id")), revoke_key=lambda *_: 0.0)
     with SmallServer(lambda *_: answer(body=json.dumps(said).encode())) as server:
         victim = SimpleNamespace(address=server.url, backbone="toy", state=bucket.STATE, manager=lambda: manager)
-        for fault in bucket.faults(link, Question("acme", "text", "key")):
+        for fault in bucket.faults(link, TenantText("acme", "text", "key")):
             with pytest.raises(WrongAnswer, match="acme is answered"), fault.begin(victim, random.Random(0)):
                 assert fault.name == "bucket away" and link.state == bucket.CLOSED
     assert link.state == bucket.OPEN

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hplm.placement import kernel as kernels
 from hplm.placement.profile import Terms
 from hplm.placement.screen import Screen, alone_ns
-from hplm.placement.simulation import Serving, simulate
+from hplm.placement.simulation import ServerSettings, simulate
 from hplm.placement.stepping import Steps
 from testing.random_trace import random_trace
 from tests.placement.problems import backbone, group_of, profile, profile_of, trace_of
@@ -89,7 +89,7 @@ def test_units_of_the_same_groups_wait_in_one_line(most):
 def test_screen_and_simulator_agree_at_a_light_load(stages):
     trace = trace_of(TWO, 25.0, 20.0, cv=1.0, scale=10.0)
     groups = [group_of(TWO, "g", tuple(f"cpu:{i}" for i in range(stages)), "b0", "b1")]
-    screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, Serving())
+    screened, full = Screen(TWO, trace).attained(groups), simulate(groups, TWO, trace, ServerSettings())
     assert full.share == pytest.approx(screened.share, abs=0.01)
     assert full.mean_ms() == pytest.approx(screened.mean_ms(), rel=0.1)
 
@@ -98,7 +98,7 @@ def test_screen_and_simulator_agree_at_a_light_load(stages):
 def test_the_work_of_cores_for_each_text_keeps_them_from_computing(batch_texts):
     """Each text takes 8 ms to compute and 8 ms of its core: at 90 a second one core is too few, though it computes in time."""
     light, heavy = (profile_of(b0=replace(backbone(8.0), core=Terms(text_ns=core))) for core in (0.0, 8e6))
-    group, serving = group_of(light, "g", ("cpu:0",), "b0"), Serving(batch_texts=batch_texts)
+    group, serving = group_of(light, "g", ("cpu:0",), "b0"), ServerSettings(batch_texts=batch_texts)
     trace = trace_of(light, 90.0, 5.0, cv=1.0, scale=20.0)
     shares = [simulate([group], own, trace, serving).share for own in (light, heavy)]
     screened = [Screen(own, trace).attained([group]).share for own in (light, heavy)]
@@ -111,18 +111,18 @@ def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
     """By the time that a batch takes in both stages together, half of this load would be too much."""
     trace = trace_of(ONE, 230.0, 6.0, cv=1.0, scale=8.0)
     groups = [group_of(ONE, "g", ("cpu:0", "cpu:1"), "b0")]
-    admitting, taking_all = (simulate(groups, ONE, trace, Serving(admission=admission)) for admission in (True, False))
+    admitting, taking_all = (simulate(groups, ONE, trace, ServerSettings(admission=admission)) for admission in (True, False))
     assert admitting.share > max(0.9, taking_all.share)
 
 
 def test_settings_of_servers_are_read_as_in_their_configuration():
     parameters = {"commit_ms": "earliest", "batch_ms": "7", "batch_texts": "3", "admission": "false"}
-    assert Serving.of(parameters) == Serving(commit_ns=None, batch_ns=7_000_000, batch_texts=3, admission=False)
+    assert ServerSettings.of(parameters) == ServerSettings(commit_ns=None, batch_ns=7_000_000, batch_texts=3, admission=False)
 
 
 def test_requests_go_to_the_shorter_queue():
     trace = trace_of(ONE, 160.0, 5.0, cv=1.0, scale=6.0)
     groups = [group_of(ONE, name, (device,), "b0") for name, device in (("g", "cpu:0"), ("h", "cpu:1"))]
-    attained = simulate(groups, ONE, trace, Serving())
+    attained = simulate(groups, ONE, trace, ServerSettings())
     assert attained.busy_ns.min() > 0.5 * attained.busy_ns.max()  # idle groups: the first one is chosen
-    assert attained.share > 1.4 * simulate(groups[:1], ONE, trace, Serving()).share
+    assert attained.share > 1.4 * simulate(groups[:1], ONE, trace, ServerSettings()).share

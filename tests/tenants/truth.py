@@ -25,7 +25,7 @@ from hplm.levels.calibration import Calibration
 from hplm.lookup.views import View
 from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin
-from hplm.registry.store import Found
+from hplm.registry.store import StoredObject
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
@@ -227,7 +227,7 @@ class Change(NamedTuple):
 class OfLongAgo(Folder):
     """All its objects were written long ago."""
 
-    def names(self, folder: str) -> Iterator[Found]:
+    def names(self, folder: str) -> Iterator[StoredObject]:
         return (found._replace(written=0.0) for found in super().names(folder))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from builder.part import Part
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
-from builder.tables.parts import Reading, count_part, read_parts
+from builder.tables.parts import NgramSettings, count_part, read_parts
 from builder.tables.root import RootOptions, build_root
 from builder.tables.table import TableOptions
 from hplm.errors import InvalidInput
@@ -57,12 +57,12 @@ def test_a_root_takes_counts_of_its_model(tmp_path, texts, capsys):
     _, whole = build_root(model, texts, tmp_path / "whole", RootOptions(name="tiny", window=window), NO_TIME, DEVICE)
     assert content(added.folder) == content(whole.folder)
     with pytest.raises(InvalidInput, match=mentioning(tmp_path / "counts")):  # of another window
-        read_parts([tmp_path / "counts"], Reading.of(rooted(tmp_path)))
+        read_parts([tmp_path / "counts"], NgramSettings.of(rooted(tmp_path)))
 
 
 def test_counts_that_are_no_whole_or_of_something_else_are_refused(tmp_path, texts, capsys):
     store = rooted(tmp_path)
-    reading, first = Reading.of(store), tmp_path / "first"
+    reading, first = NgramSettings.of(store), tmp_path / "first"
     count_part(texts, Part(1, 3), reading, first)
     with pytest.raises(InvalidInput, match=mentioning("2, 3", "--counts")):
         build_domain(store, "bio", texts, replace(SMALL, counts=[str(first)]), NO_TIME, DEVICE)

@@ -8,7 +8,7 @@ import pytest
 
 from builder.store.store import Store
 from research.accuracy.__main__ import main
-from research.accuracy.report import Report
+from research.accuracy.report import AccuracyReport
 from research.accuracy.studies import Tier
 from research.accuracy.table import draw, markdown_of
 from research.result_file import ResultFile
@@ -40,7 +40,7 @@ def made_once(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     (folder / "model").mkdir()
     model, data = str(save_bert(folder / "model", with_head=True)), toy_data(folder, TINY.sizes, 3000)
-    return Report("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), DEVICE, FEW)
+    return AccuracyReport("toy", model, LAYERS, data, TINY, folder / "work", ResultFile(folder / "none"), DEVICE, FEW)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hplm.errors import HplmError
 from loadtest.load import Report
 from research.comparison.compare import (
     DTYPE,
-    Case,
+    Comparison,
     export_compared,
     measured,
     megabytes,
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_number_is_measured_twice(tmp_path: Path) -> None:
-    case = Case("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
+    case = Comparison("burst", "toy", known_tenants=5, budget=2, lengths="12", seconds=2.0, patience=60.0)
     kept = ResultFile(tmp_path / "toy-burst.jsonl")
     for scheme, tenants in (("hplm", 5), ("shared", 3)):
         settings = {**vars(case), "dtype": DTYPE, "machine": machine()}
