@@ -311,16 +311,15 @@ def pack(file: Packed, /, *, store: StoreFolder) -> dict:
     return {"backbone": manifest.backbone, "version": manifest.version, "file": str(file), "bytes": size}
 
 
-def unpack(file: Packed, /, *, store: Path, name: str | None = None, model: str | None = None) -> dict:
+def unpack(file: Packed, /, *, store: Path, model: str | None = None) -> dict:
     """Make a store from a packed root.
 
     :param store: new folder for the store
-    :param name: name of the backbone (default: as packed)
     :param model: original model: Hugging Face name or folder, if it lies elsewhere here (default: as packed)
     """
     from builder.store.pack import unpack_root
 
-    made = unpack_root(file, store, name, model)
+    made = unpack_root(file, store, model)
     if Path(made.model).is_absolute() and not Path(made.model).exists():
         print(
             f"the original model, {made.model}, is not here: domains that learn and comparisons with it need it; name it "

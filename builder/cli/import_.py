@@ -54,6 +54,8 @@ class Matching:
     """rank of the LoRA"""
     epochs: int = 3
     """passes over the texts"""
+    learning_rate: float = 1e-3
+    """learning rate"""
     most_texts: int = 3000
     """most texts to take"""
     least: float = 0.9
@@ -71,8 +73,7 @@ def import_(
     texts: Annotated[Path | None, CHECKPOINTS] = None, plan: Annotated[bool, CHECKPOINTS] = False,
     at_once: Annotated[AtOnce, CHECKPOINTS] = None, ray: Annotated[RayAddress, CHECKPOINTS] = None,
     part: Annotated[PartOption, CHECKPOINTS] = WHOLE,
-    root: Annotated[str | None, CHECKPOINTS] = None,
-    lower: Annotated[int | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
+    root: Annotated[str | None, CHECKPOINTS] = None, matching: Matching = MATCHING,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Make tenants from saved adapters, or from checkpoints that were fine-tuned in full.
 
@@ -81,11 +82,9 @@ def import_(
     :param texts: texts like those the tenants get: one a line, or JSONL as for training, without labels; a file texts.jsonl in
         a checkpoint's folder is used instead (default: the corpus of --domain, if its files are still there)
     :param plan: only read and check the folders; print which fit, and their sizes
-    :param root: if the store has no root, build it from this model; its corpus is the field text of --texts
-    :param lower: number of layers of that root which tables replace (default: half, as for `hplm build root`)
+    :param root: if the store has no root, build it from this model as `hplm build root` does; its corpus is the field text of
+        --texts
     """
-    if root is None:
-        refuse_given("works only with --root, which builds a root: leave it out", lower=lower)
     from builder.cli.build import Table
     from builder.cli.build import root as build_root
     from builder.cli.export import export
@@ -123,8 +122,8 @@ def import_(
             raise InvalidInput("--root needs --texts, from which the root's lower layers learn too: give both")
         if not plan:
             made_by = Table(seed=matching.seed, device=device)
-            build_root(model=to_build, corpus=(texts,), store=store, lower=lower, table=made_by)
-    opened = Unbuilt(store, to_build, lower) if plan and to_build is not None else _opened(store, root, lower)
+            build_root(model=to_build, corpus=(texts,), store=store, table=made_by)
+    opened = Unbuilt(store, to_build) if plan and to_build is not None else _opened(store, root)
     importer = Importer(opened, options, matched, texts, device_of(device))
     if is_one:
         refuse_given("works for several folders, and one is given: leave it out", ray=ray)
@@ -139,17 +138,13 @@ def import_(
     return result
 
 
-def _opened(folder: Path, root: str | None, lower: int | None) -> Store:
+def _opened(folder: Path, root: str | None) -> Store:
     """Returns the store. Refuses one whose root is another than the one that was asked for."""
     from builder.store.store import absolute_model
 
     store = open_store(folder)
     if root is not None and absolute_model(root) != store.model:
         raise InvalidInput(f"--root {root}: the store {folder} was made from {store.model}: name another --store")
-    if lower not in (None, store.config.lower_layers):
-        raise InvalidInput(
-            f"--lower {lower}: the tables of {folder} replace {store.config.lower_layers} layers: name another --store"
-        )
     return store
 
 

@@ -107,7 +107,8 @@ def _exits_text(report: dict[str, Any]) -> str:
 
 def students(
     id: Id, /, *, store: StoreFolder, layers: int, students: int = 1, rank: int = 48, epochs: int = 9,
-    seen: tuple[Path, ...] = (), unlabelled: Path | None = None, seed: Seed = 0, device: Device = "auto",
+    learning_rate: float = 3e-3, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, seed: Seed = 0,
+    device: Device = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """Make a shallow student that answers like the tenant, or several, of which a busy server asks fewer.
 
@@ -120,6 +121,7 @@ def students(
     :param students: most students to try
     :param rank: of each student's LoRA
     :param epochs: passes over the texts, of each student and then of all together
+    :param learning_rate: learning rate
     :param seen: files of its training that were moved
     :param unlabelled: further texts, one a line or JSONL, of which students learn what the full stack says (classify, tag)
     """
@@ -127,7 +129,7 @@ def students(
     from builder.students.build import build_students
 
     opened = open_store(store)
-    options = StudentOptions(layers, students, rank, epochs, seed=seed)
+    options = StudentOptions(layers, students, rank, epochs, learning_rate, seed=seed)
     report, is_new = build_students(opened, id, options, device_of(device), seen, unlabelled)
     print(_students_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")

@@ -52,9 +52,9 @@ class Imported:
 class Unbuilt(Store):
     """The store that an import builds first: it has a root, and no tenants."""
 
-    def __init__(self, folder: Path, model: str, lower: int | None) -> None:
+    def __init__(self, folder: Path, model: str) -> None:
         Branches.__init__(self, folder)
-        self.model, self.config = model, load_checkpoint(model, lower=lower).config
+        self.model, self.config = model, load_checkpoint(model).config
 
     def latest(self, domain: str) -> int:
         return 1 if domain == "root" else super().latest(domain)

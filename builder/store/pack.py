@@ -10,7 +10,6 @@ import json
 import shutil
 import tarfile
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
@@ -20,10 +19,9 @@ import msgspec
 from builder.store.branches import CORPUS
 from builder.store.resumable import WRITING, replaced, whole_digest_of, write_json
 from builder.store.store import FORMAT as STORE_FORMAT
-from builder.store.store import Store, absolute_model, check_name, written_folder
+from builder.store.store import Store, absolute_model, written_folder
 from hplm.disk import check_room
 from hplm.errors import Broken, InvalidInput
-from hplm.model.config import BackboneConfig
 
 FORMAT = 1
 MANIFEST = "root.json"
@@ -70,15 +68,13 @@ def pack_root(store: Store, file: Path) -> Manifest:
     return manifest
 
 
-def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | None = None) -> Store:
-    """Makes a store from a packed root. `name`: of the backbone. `model`: the original model, if it lies elsewhere here."""
-    if name is not None:
-        check_name("backbone", name)
+def unpack_root(file: Path, folder: Path, model: str | None = None) -> Store:
+    """Makes a store from a packed root. `model`: the original model, if it lies elsewhere here."""
     existed = folder.exists()
     try:
         with tarfile.open(file, "r:") as archive:
             manifest = _manifest(archive, file)
-            given = repr((msgspec.to_builtins(manifest), name, model))
+            given = repr((msgspec.to_builtins(manifest), model))
             # Inside of `folder` and not instead of it, which may be the current folder or a mount point.
             unpacked = folder / f"{UNPACKED}-{sha256(given.encode()).hexdigest()[:12]}"
             if unpacked.is_dir():  # a command was killed while it moved files that it had checked
@@ -86,8 +82,8 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
             left = [path for path in folder.glob("*") if path.name.startswith(UNPACKED)]
             if begun := [path for path in left if path.suffix != WRITING]:
                 raise InvalidInput(
-                    f"{folder} is half made of another packed root than {file}, or with another --name or --model: give that "
-                    f"command again, or name a new --store. {begun[0]} has what it lacks"
+                    f"{folder} is half made of another packed root than {file}, or with another --model: give that command "
+                    f"again, or name a new --store. {begun[0]} has what it lacks"
                 )
             if existed and len(left) < len([*folder.iterdir()]):
                 raise InvalidInput(f"{folder} is not empty: name a new --store")
@@ -96,8 +92,6 @@ def unpack_root(file: Path, folder: Path, name: str | None = None, model: str | 
             check_room(folder, file.stat().st_size, f"the root in {file}", "name a --store on a larger disk")
             with written_folder(unpacked) as writing:
                 _unpack(archive, manifest, file, writing)
-                if name is not None:
-                    replace(BackboneConfig.load(writing / "backbone.json"), name=name).save(writing / "backbone.json")
                 if model is not None:
                     write_json(writing / "store.json", {"format": STORE_FORMAT, "model": absolute_model(model)})
         return _moved_out(unpacked, folder)

@@ -17,7 +17,7 @@ from tests.tasks import make_tasks
 pytestmark = pytest.mark.slow
 CORE = f"cpu:{min(os.sched_getaffinity(0))}"
 NAMES = ("", "Acme", "a/b", "../x", "-a", "a" * 65, "ü")  # which are not safe as folders
-NO_STUDENTS = ("--students 17", "--rank 0", "--rank 33", "--layers 0", "--layers 3")
+NO_STUDENTS = ("--students 17", "--rank 0", "--rank 33", "--learning-rate 0", "--layers 0", "--layers 3")
 IN_JSON = json.dumps({"text": "w", "label": "label-0"}) + "\n"
 
 

@@ -152,16 +152,14 @@ def test_without_a_store_an_import_builds_the_root_first(tmp_path, capsys, monke
     assert mentions(refused(capsys, "import", "--store", "store", "--from", "models", "--root", "base", "--plan"), "--texts")
     assert mentions(refused(capsys, *command, "--root", "base", "--domain", "bio"), "--domain bio", "--root")
     assert mentions(refused(capsys, *command, "--root", "base", "--part", "1/2"), "--part 1/2", "hplm build root")
-    plan = run(capsys, *command, "--root", "base", "--lower", 1, "--plan")
-    said = printed(capsys, *command, "--root", "base", "--lower", 1)
+    plan = run(capsys, *command, "--root", "base", "--plan")
+    said = printed(capsys, *command, "--root", "base")
     store = Store(tmp_path / "store")
-    assert (store.config.lower_layers, store.config.upper_layers, store.tenant_ids()) == (1, 3, ["one"])
+    assert (store.config.lower_layers, store.config.upper_layers, store.tenant_ids()) == (2, 2, ["one"])
     assert store.report(store.tenant("one"))["bytes"]["tenant"] == plan["bytes"]["after"]
     assert said.splitlines()[-1] == "next: hplm export --store store && hplm serve"
     assert mentions(said, "root of backbone base", "n-grams")
     assert run(capsys, *command, "--root", "base")["version"] == 1
-    assert mentions(refused(capsys, *command, "--root", "base", "--lower", 2), "--lower 2", 1, "--store")
-    assert mentions(refused(capsys, *command, "--lower", 1), "--lower", "--root")
 
 
 def test_an_adapter_becomes_a_tenant_scored_as_it_will_be_served(tmp_path, capsys):

@@ -182,15 +182,12 @@ def test_an_unpacked_root_is_the_newest_version_of_the_packed_one(origin, tmp_pa
     assert (grown[0].folder / "values").read_bytes() == (grown[1].folder / "values").read_bytes()
 
 
-def test_name_and_model_can_be_set_and_the_folder_be_the_current_one(file, tmp_path, monkeypatch):
+def test_the_model_can_be_set_and_the_folder_be_the_current_one(file, tmp_path, monkeypatch):
     for folder in (tmp_path / "model", tmp_path / "here"):
         folder.mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    options = ["--name", "other", "--model", str(tmp_path / "model")]
-    assert main(["root", "unpack", "--store", ".", str(file), *options]) == 0
-    assert (Store(Path(".")).config.name, Store(Path(".")).model) == ("other", str(tmp_path / "model"))
-    with pytest.raises(InvalidInput, match="'No Name'"):
-        unpack_root(file, tmp_path / "elsewhere", name="No Name")
+    assert main(["root", "unpack", "--store", ".", str(file), "--model", str(tmp_path / "model")]) == 0
+    assert Store(Path(".")).model == str(tmp_path / "model")
 
 
 def test_a_store_is_not_overwritten_and_without_room_nothing_is_written(origin, file, tmp_path):
@@ -227,7 +224,7 @@ def test_a_root_that_was_half_unpacked_is_not_taken_for_another(origin, file, tm
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # killed while it moves files
         patch.setattr("builder.store.pack._moved_out", interrupted)
         unpack_root(file, there := tmp_path / "there")
-    for given in ((other, there), (file, there, "renamed")):
+    for given in ((other, there), (file, there, "moved")):
         with pytest.raises(InvalidInput, match=mentioning(there, given[0], "--store")):
             unpack_root(*given)
     assert unpack_root(file, there).domains() == [("root", 2)]
