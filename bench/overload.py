@@ -27,7 +27,7 @@ from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import Machine, one_stage, simulate_one
+from hplm.simulate.encoders import SimulatedEngine, one_stage, simulate_one
 from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
@@ -175,7 +175,7 @@ def simulate(offered: Arrivals, entries: Sequence[dict], drawn: Drawn, schedulin
     slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
     count, mean = len(offered), round(float(drawn.lengths.mean()))
     room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
-    machine = Machine(
+    machine = SimulatedEngine(
         one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
         Capacity(room, room, room),
         staging_ns=round(1e9 * float(np.median(staging))),

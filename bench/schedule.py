@@ -15,7 +15,7 @@ from hplm.scheduling.policy import policy as policy_of
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Selection
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import Machine, Outcome, one_stage, simulate_one
+from hplm.simulate.encoders import Outcome, SimulatedEngine, one_stage, simulate_one
 
 POLICIES = {
     "default": DEFAULT,
@@ -48,7 +48,9 @@ def schedule(*, seconds: Positive = 3.0) -> Rows:
 
     :param seconds: of arrivals, for each rate and policy
     """
-    machine = Machine(one_stage(lambda lengths, places: 0.1 * BATCH_NS + 0.9 * BATCH_NS * lengths.sum() / TOKENS), CAPACITY)
+    machine = SimulatedEngine(
+        one_stage(lambda lengths, places: 0.1 * BATCH_NS + 0.9 * BATCH_NS * lengths.sum() / TOKENS), CAPACITY
+    )
     every: list[dict[str, dict[str, float]]] = []
     for key, variance in VARIANCES.items():
         for rate in RATES:
@@ -64,7 +66,7 @@ def schedule(*, seconds: Positive = 3.0) -> Rows:
     yield Row("overhead_share", _overhead(DEFAULT), most=0.02)
 
 
-def _run(given: str, machine: Machine, load: Arrivals) -> Outcome:
+def _run(given: str, machine: SimulatedEngine, load: Arrivals) -> Outcome:
     return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, commit_ns=0), machine, load)
 
 

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from builder.store.resumable import replaced
 from demo.docstrings import read_definitions
-from demo.documents import LONGEST, Asked, Document, is_seen, read_document, readable, shingles, split_documents
+from demo.documents import LONGEST, Asked, Docstring, is_seen, read_document, readable, shingles, split_documents
 from demo.domains import DOMAINS, Domain
-from demo.tasks import TASKS, Classified, DemoTask, Example, Names
+from demo.tasks import TASKS, Classified, DefinedNames, DemoTask, Example
 from hplm.errors import HplmError
 
 MANIFEST = "demo.json"
@@ -65,8 +65,8 @@ def write_demo_data(
 
     `further`: the corpora also contain the rest of the packages, and related packages.
     """
-    names = {domain.name: Names(domain.package_names) for domain in domains}
-    documents, only_read = defaultdict[str, list[Document]](list), defaultdict[str, list[Document]](list)
+    names = {domain.name: DefinedNames(domain.package_names) for domain in domains}
+    documents, only_read = defaultdict[str, list[Docstring]](list), defaultdict[str, list[Docstring]](list)
     files: dict[tuple[str, Path], tuple[str, str, str]] = {}  # of each file of a domain: its first area, package and module
     for domain in domains:
         areas = {**domain.areas, "": domain.further if further else ()}  # files without an area are only in corpora
@@ -142,7 +142,7 @@ def data_of(folder: Path) -> DemoData:
     return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=DemoData, dec_hook=lambda _, name: folder / name)
 
 
-def _examples(task: DemoTask, splits: Mapping[str, list[Document]], names: Names) -> dict[str, list[Example]]:
+def _examples(task: DemoTask, splits: Mapping[str, list[Docstring]], names: DefinedNames) -> dict[str, list[Example]]:
     """Returns the examples of each split. No text is there twice, and none that shares half with an earlier split."""
     texts: set[str] = set()
     earlier: set[str] = set()

@@ -29,7 +29,7 @@ MARKS = "`*\"'()[]{}<>,.;:!?~|"
 
 
 @dataclass(frozen=True)
-class Document:
+class Docstring:
     definition: Definition
     area: str
     paragraphs: tuple[str, ...]  # the docstring without code examples and ruled lines, one space between words
@@ -45,12 +45,12 @@ def bare(word: str) -> str:
     return word.strip(MARKS)
 
 
-def read_document(definition: Definition, area: str) -> Document:
+def read_document(definition: Definition, area: str) -> Docstring:
     lines = list(_prose(definition.docstring))
     first_section = next((index for index, line in enumerate(lines) if SECTION.fullmatch(line)), len(lines))
     blocks = groupby(lines, key=lambda line: bool(line.strip()))
     paragraphs = tuple(_joined(block) for is_text, block in blocks if is_text)
-    return Document(definition, area, paragraphs, _joined(lines[:first_section]))
+    return Docstring(definition, area, paragraphs, _joined(lines[:first_section]))
 
 
 def _prose(docstring: str) -> Iterator[str]:
@@ -68,13 +68,13 @@ def _joined(lines: Iterable[str]) -> str:
     return " ".join(word for line in lines for word in line.split() if word.isprintable())
 
 
-def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
+def split_documents(documents: Sequence[Docstring]) -> dict[str, list[Docstring]]:
     """Returns train, dev and test: each area in the shares of SPLITS, each file in one split, no text twice."""
-    files: dict[tuple[str, str], list[Document]] = defaultdict(list)
+    files: dict[tuple[str, str], list[Docstring]] = defaultdict(list)
     for document in documents:
         if len(document.text.split()) >= SHORTEST:
             files[document.definition.package, document.definition.module].append(document)
-    chosen: dict[str, list[Document]] = {split: [] for split in SPLITS}
+    chosen: dict[str, list[Docstring]] = {split: [] for split in SPLITS}
     filled: Counter[tuple[str, str]] = Counter()
     # Large files first, so that the small files after them balance the shares.
     for _, members in sorted(files.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -106,13 +106,13 @@ class Asked:
         return 2 * len(found) >= len(own) or any(2 * count >= self._sizes[number] for number, count in shared.items())
 
 
-def readable(documents: Iterable[Document], asked: Asked) -> list[Document]:
+def readable(documents: Iterable[Docstring], asked: Asked) -> list[Docstring]:
     """Returns the documents that are not similar to a dev or test text, without repeated texts."""
     long_enough = (one for one in documents if len(one.text.split()) >= SHORTEST)
     return _unseen((one for one in long_enough if not asked.is_told_by(one.text)), set())
 
 
-def _unseen(documents: Iterable[Document], seen: set[str]) -> list[Document]:
+def _unseen(documents: Iterable[Docstring], seen: set[str]) -> list[Docstring]:
     """Returns documents of which less than half was seen before, here or in an earlier split. Adds all shingles to `seen`."""
     kept = []
     for document in documents:

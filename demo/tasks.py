@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from demo.docstrings import Definition
-from demo.documents import LONGEST, SHORTEST, Document, bare
+from demo.documents import LONGEST, SHORTEST, Docstring, bare
 
 LEAST_TAGGED = 0.08  # share of the words of a paragraph
 LONGEST_TAGGED = 40  # words; a tagged text has an answer for each word
@@ -49,7 +49,7 @@ Example = Classified | Tagged
 
 
 @dataclass(frozen=True)
-class Names:
+class DefinedNames:
     """The names that the sources of a domain define."""
 
     packages: frozenset[str]
@@ -71,33 +71,33 @@ class DemoTask:
     domain: str
     task: str
     question: str
-    example: Callable[[Document, Names], Example | None]
+    example: Callable[[Docstring, DefinedNames], Example | None]
 
 
-def area(document: Document, names: Names) -> Classified | None:
+def area(document: Docstring, names: DefinedNames) -> Classified | None:
     told = {*names.packages, document.definition.module.split("/")[0].removesuffix(".py")}
     return _classified(document.text, _any_of(tuple(sorted(told)), re.IGNORECASE), document.area)
 
 
-def kind(document: Document, names: Names) -> Classified | None:
+def kind(document: Docstring, names: DefinedNames) -> Classified | None:
     definition = document.definition
     if definition.kind == "module" or definition.is_property:
         return None
     return _classified(document.description, _any_of((definition.name, *KIND_WORDS)), definition.kind)
 
 
-def returns(document: Document, names: Names) -> Classified | None:
+def returns(document: Docstring, names: DefinedNames) -> Classified | None:
     definition = document.definition
     if definition.returns_value is None or definition.is_property or definition.name.startswith("__"):
         return None
     return _classified(document.description, NOTHING, "value" if definition.returns_value else "nothing")
 
 
-def parameters(document: Document, names: Names) -> Tagged | None:
+def parameters(document: Docstring, names: DefinedNames) -> Tagged | None:
     return _tagged(document, lambda word: "O")
 
 
-def code_names(document: Document, names: Names) -> Tagged | None:
+def code_names(document: Docstring, names: DefinedNames) -> Tagged | None:
     def tag(word: str) -> str:
         name = bare(word).rpartition(".")[2]
         if name in BUILTIN_TYPES or (name in names.classes and (CODE_NAME.fullmatch(name) or MARKED.match(word))):
@@ -118,7 +118,7 @@ def _any_of(names: tuple[str, ...], flags: int = 0) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b", flags)
 
 
-def _tagged(document: Document, tag: Callable[[str], str]) -> Tagged | None:
+def _tagged(document: Docstring, tag: Callable[[str], str]) -> Tagged | None:
     """Returns the paragraphs with enough tagged words, without the markup that would reveal code.
 
     The function's own parameters have the tag PARAM, and other words that of `tag`.

@@ -41,9 +41,9 @@ from hplm.tenants.state_folder import EXPORTED_TENANTS
 from hplm_client import HplmClientError
 from hplm_client.settings import ClientSettings
 from loadtest.monitoring import ServerCount, difference
-from loadtest.outcomes import COLUMNS, Outcomes
+from loadtest.outcomes import COLUMNS, OutcomeCounts
 from loadtest.scenarios import Burst, Chat, Gamma, Poisson, Replay, Scenario, ScenarioTenant, Steady
-from loadtest.texts import Texts, read_texts, standard_library
+from loadtest.texts import TextSource, read_texts, standard_library
 from loadtest.traffic import lengths_of
 
 __all__ = ["Burst", "Chat", "Gamma", "Poisson", "Replay", "Steady"]  # the scenarios that Locust finds
@@ -97,7 +97,7 @@ def set_up(environment: Environment, **_: object) -> None:
     runner = environment.runner
     if not isinstance(runner, LocalRunner):
         sys.exit("these scenarios run in one process: start Locust without --master, --worker and --processes")
-    outcomes, planned = Outcomes(), Queue[str | None]()
+    outcomes, planned = OutcomeCounts(), Queue[str | None]()
     if environment.web_ui:
         _show(environment.web_ui, outcomes, runner, planned)
     elif problem := _problem(environment, outcomes):
@@ -115,7 +115,7 @@ def set_up(environment: Environment, **_: object) -> None:
     environment.events.quitting.add_listener(lambda **_: _report(environment, outcomes))
 
 
-def _show(page: WebUI, outcomes: Outcomes, runner: LocalRunner, planned: Queue[str | None]) -> None:
+def _show(page: WebUI, outcomes: OutcomeCounts, runner: LocalRunner, planned: Queue[str | None]) -> None:
     """Adds the outcomes to the web page: a tab, a part of the report, and /outcomes as JSON. It also shows wrong options.
 
     `planned`: what is wrong with each start, or None.
@@ -144,7 +144,7 @@ def _show(page: WebUI, outcomes: Outcomes, runner: LocalRunner, planned: Queue[s
         return response
 
 
-def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
+def _problem(environment: Environment, outcomes: OutcomeCounts) -> str | None:
     """Makes the plans. Returns an error message if that fails."""
     Scenario.can_run = False
     try:
@@ -155,10 +155,10 @@ def _problem(environment: Environment, outcomes: Outcomes) -> str | None:
     return None
 
 
-def _plan(environment: Environment, outcomes: Outcomes) -> None:
+def _plan(environment: Environment, outcomes: OutcomeCounts) -> None:
     options = _checked(_given(environment), environment.host)
     tenants, tokenizer = _tenants(options)
-    texts = Texts(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
+    texts = TextSource(read_texts([Path(options.texts)]) if options.texts else standard_library(), tokenizer)
     try:
         outcomes.server = ServerCount(options.metrics)
     except (OSError, HTTPException) as error:
@@ -292,7 +292,7 @@ def _end_when_done(environment: Environment, runner: LocalRunner) -> None:
         gevent.sleep(LOOKS)
 
 
-def _report(environment: Environment, outcomes: Outcomes) -> None:
+def _report(environment: Environment, outcomes: OutcomeCounts) -> None:
     if not outcomes.counts:
         return
     print(outcomes.table(), file=sys.stderr)

@@ -30,7 +30,7 @@ class NotOnTime(Exception):
 
 
 @dataclass
-class Outcomes:
+class OutcomeCounts:
     """The outcomes of each scenario. Latency counts from the time a request was due, even if it was sent later."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

@@ -23,8 +23,8 @@ from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals
 from hplm.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
-from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, Outcomes
-from loadtest.texts import Texts
+from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, OutcomeCounts
+from loadtest.texts import TextSource
 from loadtest.traffic import TCB, Mix, Recorded, burst, gamma, read_recorded, steady
 
 FIRST_TOKEN, TOKEN = "FIRST TOKEN", "TOKEN"  # types of requests, to Locust
@@ -37,7 +37,7 @@ class ScenarioTenant:
 
 
 @dataclass
-class Plan:
+class ScenarioLoad:
     """The requests of one scenario."""
 
     arrivals: Arrivals
@@ -57,13 +57,13 @@ class Scenario(User):
     abstract = True
     generates = False  # whether its tenants answer with new text
     arrivals: ClassVar[Callable[[Namespace, Mix], Arrivals]]  # returns all requests of the scenario
-    plan: ClassVar[Plan]
+    plan: ClassVar[ScenarioLoad]
     # All scenarios of a run share these:
     can_run: ClassVar[bool] = False  # else its options are wrong, and Locust starts users all the same
     options: ClassVar[Namespace]
     tenants: ClassVar[list[ScenarioTenant]]
-    all_texts: ClassVar[Texts]
-    outcomes: ClassVar[Outcomes]
+    all_texts: ClassVar[TextSource]
+    outcomes: ClassVar[OutcomeCounts]
     begun: ClassVar[Event]  # set when all users have started; then the clock of every plan starts
 
     @classmethod
@@ -82,7 +82,7 @@ class Scenario(User):
         own = cls.requests()
         each = zip(own.arrivals.tokens.tolist(), own.texts, strict=True)
         texts = [cls.all_texts.of(tokens, i) if text is None else text for i, (tokens, text) in enumerate(each)]
-        cls.plan = Plan(own.arrivals, texts)
+        cls.plan = ScenarioLoad(own.arrivals, texts)
 
     @classmethod
     def requests(cls) -> Recorded:

@@ -45,7 +45,7 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     return texts
 
 
-class Texts:
+class TextSource:
     def __init__(self, texts: Sequence[str], tokenizer: Path | None = None) -> None:
         """`tokenizer`: a backbone's `tokenizer.json`. Lengths are counted in its tokens, or without it in words."""
         self._texts = texts

@@ -24,7 +24,7 @@ from hplm.request.answers import Outputs
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
 from hplm.tasks import TASKS
-from hplm.tenants.arrival import Arrivals, Forwarding
+from hplm.tenants.arrival import ArrivalClock, Forwarding
 from hplm.tenants.directory import Directory
 from hplm.threads import repeat
 
@@ -70,7 +70,7 @@ class TritonPythonModel(replies.BackendModel):
         self._directory = Directory(self._repository, self._state, copied=True)
         self._directory.follow()
         self._forwarding = Forwarding(os.getppid())
-        self._arrivals = Arrivals(self._forwarding)
+        self._arrivals = ArrivalClock(self._forwarding)
         self._meter = Meter()
         self._publish(self._meter, self._name)
         self._line = Turns[Forwarded](WAITING, 1, time.monotonic_ns, THREADS)

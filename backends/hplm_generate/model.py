@@ -23,7 +23,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.request.answers import AnswerEnd, Outputs, Reply, strings
 from hplm.server.inherited import restarts
-from hplm.tenants.arrival import Arrivals, Forwarding
+from hplm.tenants.arrival import ArrivalClock, Forwarding
 from hplm.tenants.authorize import LIST
 from hplm.threads import repeat
 
@@ -83,7 +83,7 @@ class TritonPythonModel(replies.BackendModel):
         self._meter.add(names.SERVER_RESTARTS, restarts())
         self._client = DecoderClient([self._folder], self._parameters, self._state, [self._meter])
         self._publish(self._meter, self._parameters["backbone"])
-        self._arrivals = Arrivals(Forwarding(os.getppid()))
+        self._arrivals = ArrivalClock(Forwarding(os.getppid()))
         self._open: dict[GenerateRequest, None] = {}
         self._ending = threading.Event()
         self._looking = repeat(self._look_for_cancelled, "cancelled")

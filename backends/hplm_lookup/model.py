@@ -21,7 +21,7 @@ from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline
 from hplm.request.answers import Outputs, bits_named
 from hplm.request.form import MOST_RUNG, PROBE, SAYING
 from hplm.server.held import HeldBy
-from hplm.tenants.arrival import Arrivals, Forwarding
+from hplm.tenants.arrival import ArrivalClock, Forwarding
 from hplm.tenants.authorize import LIST, admit, listed
 from hplm.tenants.models import upper_of
 from hplm.tenants.quotas import Quotas
@@ -46,7 +46,7 @@ class TritonPythonModel(replies.BackendModel):
         self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count).start()
         meter.look = self._look
         self._publish(meter, name)
-        self._arrivals = Arrivals(Forwarding(os.getppid()))
+        self._arrivals = ArrivalClock(Forwarding(os.getppid()))
         self._before: list[float] = []  # seconds from the arrival of each request of this call until now
         self._deadline_us = deadline_us(self._parameters)
 

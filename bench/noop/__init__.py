@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from string import Template
 
-from hplm.request.form import Head, write
+from hplm.request.form import TicketHead, write
 
 NOOP, FLOOR, ECHO = "noop", "floor", "echo"
 
@@ -62,7 +62,7 @@ def _form(texts: int, tokens: int) -> bytearray:
     """Returns the form of a request to classify texts, with an answer row for each."""
     return write(
         b"",
-        Head("general", "tenant-00", 0, 0, 0, 0),
+        TicketHead("general", "tenant-00", 0, 0, 0, 0),
         [tokens] * texts,
         [1] * texts,
         bytes(8 * texts * tokens),

@@ -10,7 +10,7 @@ from builder.cli.build import TABLE, Table, table_built
 from builder.cli.options import open_store
 from hplm.cli.domain import Name, changed
 from hplm.cli.options import CORPUS, Learn, StoreFolder, about, device_of, read, refuse_given
-from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served
+from hplm.cli.served import HERE, NOWHERE, MaybeServedOptions, ServedOptions
 from hplm.cli.show import columns
 from hplm.errors import InvalidInput
 
@@ -47,7 +47,7 @@ def inspect(
     return result
 
 
-def add(*, name: Name, store: StoreFolder, served: Served = HERE) -> dict:
+def add(*, name: Name, store: StoreFolder, served: ServedOptions = HERE) -> dict:
     """Serve a domain of the store, without a restart."""
     from builder.publish.live import add_domain
 
@@ -56,7 +56,7 @@ def add(*, name: Name, store: StoreFolder, served: Served = HERE) -> dict:
 
 def update(
     *, name: Name, store: StoreFolder, corpus: Annotated[tuple[Path, ...], about(CORPUS)] = (), canary: float = 1.0,
-    of: MaybeServed = NOWHERE, learn: Learn = None, table: Table = TABLE,
+    of: MaybeServedOptions = NOWHERE, learn: Learn = None, table: Table = TABLE,
 ) -> dict:  # fmt: skip
     """With --corpus, build a domain's next version; with --repository, serve it and the tenants that were tuned on it.
 

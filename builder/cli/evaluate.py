@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from builder.cli.options import ColumnNames, check_picture, open_store
 from builder.tasks.columns import AS_TRAINED
-from hplm.cli.ask import LOCAL, Connection
+from hplm.cli.ask import LOCAL, ConnectionOptions
 from hplm.cli.options import (
     AtLeastOne,
     Device,
@@ -33,7 +33,7 @@ AGAINST += f"{', '.join(registered(RIVALS)) or 'none is installed'} (docs/traini
 def evaluate(
     *, store: StoreFolder, id: str, test: Path, int8: bool = False, against: Annotated[Words, about(AGAINST)] = (),
     seeds: AtLeastOne = 1, train: Path | None = None, dev: Path | None = None, picture: Picture = None,
-    device: Device = "auto", connection: Connection = LOCAL, columns: ColumnNames = AS_TRAINED,
+    device: Device = "auto", connection: ConnectionOptions = LOCAL, columns: ColumnNames = AS_TRAINED,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a tenant on labelled data, also as served, and beside baselines.
 

@@ -7,19 +7,19 @@ from typing import Annotated, Any
 
 from builder.cli.options import SOME_REFUSED, open_store
 from hplm.cli.options import StoreFolder, about
-from hplm.cli.served import HERE, Served, settled
+from hplm.cli.served import HERE, ServedOptions, settled
 from hplm.cli.tenant import Id, changed, of_versions
 from hplm.errors import InvalidInput
 
 
-def add(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
+def add(id: Id, /, *, store: StoreFolder, served: ServedOptions = HERE) -> dict:
     """Serve a tenant of the store, without a restart."""
     from builder.publish.live import add_tenant
 
     return changed(manager := served.manager(), add_tenant(manager, open_store(store), id))
 
 
-def update(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
+def update(id: Id, /, *, store: StoreFolder, served: ServedOptions = HERE) -> dict:
     """Serve the store's newest version of a tenant; requests in flight use the old version.
 
     It is served under the next number also if it was served before, which mends a damaged record.
@@ -31,7 +31,7 @@ def update(id: Id, /, *, store: StoreFolder, served: Served = HERE) -> dict:
 
 def publish(
     ids: Annotated[tuple[str, ...], about("names of tenants (default: all of the store)")] = (), /, *, store: StoreFolder,
-    served: Served = HERE,
+    served: ServedOptions = HERE,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Serve the store's newest versions of tenants, whether they are served already or not, in one change.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from builder.learning.bodies import PlotBody
 from builder.learning.limits import Epochs
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
@@ -76,7 +76,7 @@ def states_of(body: PlotBody, model: TenantModel, data: Data, most_rows: int | N
     return States(exits, logits, counts.tolist(), [text.spans for text in texts.texts], texts.lengths)
 
 
-class Head(nn.Module):
+class ExitHead(nn.Module):
     """The head of an exit. It reads rows whose numbers are brought to a common scale; storing takes that into the weights."""
 
     def __init__(self, layout: Layout, seen: Tensor, generator: torch.Generator) -> None:
@@ -106,7 +106,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
     epochs = Epochs(batches, PATIENCE, warm_up=min(1.0, WARM_UP / (EPOCHS * len(batches[0]))))
 
     def learn(number: int, seen: Tensor) -> Weights:
-        head = Head(layout, seen[:first].float(), torch.Generator().manual_seed((seed + number) % 2**64))
+        head = ExitHead(layout, seen[:first].float(), torch.Generator().manual_seed((seed + number) % 2**64))
 
         def loss_of(rows: Tensor) -> tuple[Tensor, int]:
             return distance(head(seen[rows].float()), states.logits[rows]), len(rows)
@@ -117,7 +117,7 @@ def learned(states: States, layout: Layout, task: TrainingTask, seed: int = 0, f
             return Exam(-loss, loss)
 
         training = Training(
-            f"exit {number + 1} of {len(states.exits)}", seen.device, [Group(RATE, dict(head.named_parameters()))],
+            f"exit {number + 1} of {len(states.exits)}", seen.device, [ParameterGroup(RATE, dict(head.named_parameters()))],
             epochs.starting, loss_of, examined, WAY_OUT, start_counts=False, decay=DECAY, betas=(0.9, 0.999),
         )  # fmt: skip
         train(training, epochs, folder / f"exit-{number}.pt" if folder is not None else None)

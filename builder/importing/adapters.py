@@ -21,14 +21,14 @@ from builder.importing.foreign import (
 )
 from builder.importing.heads import peft_head
 from hplm.errors import MISFITS, InvalidInput
-from hplm.model.families import DECODERS, ENCODERS, Names
+from hplm.model.families import DECODERS, ENCODERS, PartNames
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
 PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn_gate ffn_in", FFN_OUT: "ffn_out"}
 
 
-def _places(*families: Names) -> Places:
+def _places(*families: PartNames) -> Places:
     """Returns the projections of the modules of some families."""
     found: dict[str, Sequence[str]] = {}
     for at, modules in (one for names in families for one in names.layer.items() if one[0] in PRODUCTS):

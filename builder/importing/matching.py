@@ -24,7 +24,7 @@ from builder.importing.reports import advice
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options, check_rank
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
 from builder.page import import_page
@@ -276,9 +276,10 @@ def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: Match
         now = agreement(data, tenant.rows(data), wanted)
         return Exam(now.share, 1 - now.share if now.divergence is None else now.divergence, now.error)
 
+    learned = ParameterGroup(options.learning_rate, dict(tenant.own.named_parameters()))
     training = Training(
-        "matching", data.device, [Group(options.learning_rate, dict(tenant.own.named_parameters()))], epochs.starting, loss_of,
-        examined, "Use a smaller --learning-rate", betas=(0.9, 0.999),
+        "matching", data.device, [learned], epochs.starting, loss_of, examined, "Use a smaller --learning-rate",
+        betas=(0.9, 0.999),
     )  # fmt: skip
     now = train(training, epochs, saved)
     tenant.own.round_to_storage()

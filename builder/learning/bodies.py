@@ -19,7 +19,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
-from hplm.model.products import EightBit, replace_products
+from hplm.model.products import EightBitLinear, replace_products
 from hplm.model.stacks import UpperStack, through
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PlotBody(Body):
         upper = store.upper()
         if precision is not None:
             if precision.eight_bits:
-                replace_products(upper.layers, EightBit)
+                replace_products(upper.layers, EightBitLinear)
             upper.to(precision.dtype).eval()
         return cls(upper, store.config.heads)
 

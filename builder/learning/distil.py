@@ -18,10 +18,10 @@ from torch import Tensor
 
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
-from builder.learning.loop import Group, Training, half_precision, train
+from builder.learning.loop import ParameterGroup, Training, half_precision, train
 from builder.learning.progress import Exam
 from builder.learning.ridge import fit
-from builder.learning.windows import Lesson, Shrinking, Student, TextPack, in_packs, lesson_of, reading
+from builder.learning.windows import Lesson, Shrinking, SplitModel, TextPack, in_packs, lesson_of, reading
 from builder.said import passing_bar, say
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ def distil(
     worse than the start is dropped. After an interruption the same call continues from `saved`."""
     held_out, training = split_documents(documents, seed)
     teacher = WholeBody(checkpoint).to(device).eval().requires_grad_(False)
-    student = Student(lower, upper).to(device).requires_grad_(False)
+    student = SplitModel(lower, upper).to(device).requires_grad_(False)
     lesson, chance = partial(lesson_of, Shrinking(checkpoint.config, device), teacher), np.random.default_rng(seed)
     batches = partial(reading, checkpoint.config, training, seed, device)
     with half_precision(device):
@@ -116,22 +116,22 @@ def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
-def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[Group]:
+def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[ParameterGroup]:
     """Returns the parameters that learn. Word vectors stay fixed: a short adaptation would change only a few of them."""
     small = {f"lower.{name}": getattr(lower, name) for name in ("places", "gate", "gate_bias")}
     small |= dict(lower.norm.named_parameters("lower.norm"))
     inside = dict(lower.layers.named_parameters("lower.layers"))
-    return [Group(rate, inside), Group(SMALL_RATE / LEARNING_RATE * rate, small)]
+    return [ParameterGroup(rate, inside), ParameterGroup(SMALL_RATE / LEARNING_RATE * rate, small)]
 
 
-def groups_of(student: Student, train_upper: bool) -> list[Group]:
+def groups_of(student: SplitModel, train_upper: bool) -> list[ParameterGroup]:
     if not train_upper:
         return lower_groups(student.lower, DOMAIN_RATE)
     upper = student.upper
     entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}
     entry |= dict(upper.norm.named_parameters("upper.norm"))
     inside = dict(upper.layers.named_parameters("upper.layers"))
-    return [*lower_groups(student.lower), Group(UPPER_RATE, inside), Group(SMALL_RATE, entry)]
+    return [*lower_groups(student.lower), ParameterGroup(UPPER_RATE, inside), ParameterGroup(SMALL_RATE, entry)]
 
 
 def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:
@@ -145,7 +145,7 @@ def _variance(states: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def _examined(student: Student, exam: Sequence[Lesson], scale: tuple[float, float]) -> Exam:
+def _examined(student: SplitModel, exam: Sequence[Lesson], scale: tuple[float, float]) -> Exam:
     """Returns the shares of the variance of the teacher's hidden states that are explained on held-out texts.
 
     The score is that at the end; below 0 is bad.

@@ -31,7 +31,7 @@ class Diverged(HplmError):
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     peak: float  # of the learning rate
     parameters: Mapping[str, Tensor]
 
@@ -40,7 +40,7 @@ class Group:
 class Training(Generic[B]):
     title: str
     device: torch.device
-    groups: Sequence[Group]  # all other parameters stay as they are
+    groups: Sequence[ParameterGroup]  # all other parameters stay as they are
     batches: Callable[[int], Iterator[B]]  # takes n: the batches of step n and of those that follow, always the same
     loss: Callable[[B], tuple[Tensor, int]]  # of a batch, and the tokens or texts in it
     exam: Callable[[], Exam]

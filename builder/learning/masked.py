@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from builder.learning.distil import WAY_OUT, lower_groups, split_documents
 from builder.learning.limits import Budget
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam, Progress
-from builder.learning.windows import Shrinking, Student, TextPack, Windowed, in_packs, index_of, reading
+from builder.learning.windows import Shrinking, SplitModel, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.config import BackboneConfig
 from hplm.model.families import WEIGHT_AND_BIAS
 from hplm.model.layer import activation
@@ -114,7 +114,7 @@ def further_pretrain(
     held = [
         masked_lesson(windows, texts, np.random.default_rng([seed, number])) for number, texts in enumerate(in_packs(held_out))
     ]
-    student, own = Student(lower, upper).to(device), (head or MaskedHead(config)).to(device)
+    student, own = SplitModel(lower, upper).to(device), (head or MaskedHead(config)).to(device)
 
     def guesses_of(lesson: MaskedLesson) -> Tensor:
         _, hidden = student(lesson)
@@ -135,7 +135,7 @@ def further_pretrain(
             total += len(lesson.words)
         return Exam(-round(loss / total, 4), round(loss / total, 4), facts={"right": round(right / total, 4)})
 
-    def learned(title: str, groups: Sequence[Group], part: Budget, file: Path | None, exams: int) -> Progress:
+    def learned(title: str, groups: Sequence[ParameterGroup], part: Budget, file: Path | None, exams: int) -> Progress:
         for module in (student, own):
             module.requires_grad_(False)
         return train(Training(title, device, groups, batches, loss_of, examined, WAY_OUT, exams=exams), part, file)
@@ -143,7 +143,7 @@ def further_pretrain(
     fitted, main = Progress(), budget
     if head is None:
         file = saved.with_name(f"{saved.stem}-head{saved.suffix}") if saved is not None else None
-        whole = Group(HEAD_RATE, dict(own.named_parameters("head")))
+        whole = ParameterGroup(HEAD_RATE, dict(own.named_parameters("head")))
         fitted, main = learned("fitting a head", [whole], budget.part(HEAD_SHARE), file, 1), budget.part(1 - HEAD_SHARE)
     now = learned("pretraining", lower_groups(lower, LEARNING_RATE), main, saved, EXAMS)
     for module in (student, own):

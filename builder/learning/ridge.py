@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from builder.learning.bodies import WholeBody
-from builder.learning.windows import Lesson, Student
+from builder.learning.windows import Lesson, SplitModel
 
 RIDGE = 0.5  # strength, in average tokens for each unknown: keeps a small corpus from large errors
 RIDGE_POSITIONS = 0.5
@@ -23,12 +23,12 @@ DAMPING = 0.1  # of a norm's median weight: dimensions with almost no weight sta
 
 
 @torch.no_grad()
-def fit(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
+def fit(student: SplitModel, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
     _fit_sums(student, teacher, lessons)
     _fit_norm(student, lessons)
 
 
-def _fit_sums(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
+def _fit_sums(student: SplitModel, teacher: WholeBody, lessons: Sequence[Lesson]) -> None:
     """Makes one Gauss-Newton step for the lower stack's last matrix and the tables added to its sums, at a constant gate.
 
     Positions and segments become a linear image of the teacher's, so that those absent from the corpus are not noise.
@@ -67,7 +67,7 @@ def _fit_sums(student: Student, teacher: WholeBody, lessons: Sequence[Lesson]) -
     upper.segments.weight += (segments - segments[0]) / scale @ place_map
 
 
-def _fit_norm(student: Student, lessons: Sequence[Lesson]) -> None:
+def _fit_norm(student: SplitModel, lessons: Sequence[Lesson]) -> None:
     """Fits the scale and shift of the entering norm, each dimension by itself."""
     upper = student.upper
     pairs = []

@@ -123,7 +123,7 @@ def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
     return sent(numbers.astype(np.int64), device)
 
 
-class Student(nn.Module):
+class SplitModel(nn.Module):
     """Lower and upper stack, one after the other, as lookup and upper in serving."""
 
     def __init__(self, lower: LowerStack, upper: UpperStack) -> None:

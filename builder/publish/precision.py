@@ -11,7 +11,7 @@ from torch import Tensor
 from builder.store.store import Store
 from hplm.engine.engine import INT8, Engine, Precision, resolve_precision
 from hplm.model.attention import PackedAttention
-from hplm.model.products import EightBit, available, replace_products
+from hplm.model.products import EightBitLinear, available, replace_products
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import array_of
 from hplm.plot.gathering import Gatherer
@@ -98,7 +98,7 @@ def _change(store: Store) -> float:
         return upper.eval()(sums, positions, torch.zeros_like(positions), attend)
 
     in_eight_bits = store.upper()
-    replace_products(in_eight_bits.layers, EightBit)
+    replace_products(in_eight_bits.layers, EightBitLinear)
     exact = vectors(store.upper())
     off, spread = vectors(in_eight_bits) - exact, exact - exact.mean(0)
     return float(off.square().sum().sqrt() / spread.square().sum().sqrt())

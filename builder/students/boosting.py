@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
 from builder.learning.limits import Epochs, check_options
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
@@ -162,8 +162,8 @@ def _train(
     options: StudentOptions, saved: Path, among: np.ndarray | None = None,
 ) -> None:  # fmt: skip
     epochs = Epochs(data.batches(options.epochs, options.batch_texts, options.seed, among), options.epochs)
+    parameters = ParameterGroup(options.learning_rate, dict(learning.named_parameters()))
     training = Training(
-        title, data.device, [Group(options.learning_rate, dict(learning.named_parameters()))], epochs.starting, loss, exam,
-        WAY_OUT, start_counts=False, betas=(0.9, 0.999),
+        title, data.device, [parameters], epochs.starting, loss, exam, WAY_OUT, start_counts=False, betas=(0.9, 0.999),
     )  # fmt: skip
     train(training, epochs, saved)

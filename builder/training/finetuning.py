@@ -15,7 +15,7 @@ from torch import Tensor
 
 from builder.learning.bodies import Body
 from builder.learning.limits import Epochs, check_options, check_rank
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam, Progress
 from builder.tasks.lookup import Pack, Texts
 from builder.tasks.scores import Scores
@@ -109,10 +109,10 @@ def finetune(
             own = [{name: part.to(data.device, torch.float32) for name, part in layer.items()} for layer in adapter]
             hold(*layers, own, layout)
         model.go_on(None if layout is not None else adapter, head)
-    groups = [Group(options.learning_rate, dict(model.named_parameters("model")))]
+    groups = [ParameterGroup(options.learning_rate, dict(model.named_parameters("model")))]
     if options.body_rate:
         tuned = cuttable(body.upper_layers, layout) if layout is not None else body.part(options.body_part)
-        groups.append(Group(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
+        groups.append(ParameterGroup(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
     batches = data.batches(options.epochs, options.batch_texts, options.seed)
     epochs = Epochs(batches, options.patience, options.doubt, options.warm_up)
 

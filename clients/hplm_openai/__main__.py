@@ -12,7 +12,7 @@ import uvicorn
 
 from hplm_client.errors import HplmClientError
 from hplm_client.settings import host_and_port
-from hplm_openai.app import Gateway, Limits
+from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.decoders import Decoders
 
 SECONDS_TO_DRAIN = 10  # for answers on their way
@@ -21,7 +21,7 @@ LONGEST_HEADERS = 65_536  # bytes
 
 
 def parser() -> argparse.ArgumentParser:
-    limits = Limits()
+    limits = RequestLimits()
     described = argparse.ArgumentParser(
         prog="python -m hplm_openai",
         description="Serves OpenAI's interface (models, completions, chat) for the decoders of a Triton, without TLS.",
@@ -55,7 +55,7 @@ def main() -> None:
         listening = _listen(args)
     except (HplmClientError, OSError) as error:
         sys.exit(f"hplm_openai: {error}")
-    limits = Limits(args.largest_body, args.at_once, args.chat_tokens)
+    limits = RequestLimits(args.largest_body, args.at_once, args.chat_tokens)
     server = server_of(Gateway(lambda: Decoders(args.url, args.decoder, args.timeout), limits))
     if args.until_stdin_closes:
         threading.Thread(target=_stop_after_stdin, args=(server,), daemon=True).start()

@@ -31,14 +31,14 @@ ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     largest_body: int = 1_000_000  # bytes
     at_once: int = 1024  # requests on their way
     usual_tokens: int = 256  # of a chat's answer, where the request does not say
 
 
 class Gateway:
-    def __init__(self, connect: Callable[[], Decoders], limits: Limits) -> None:
+    def __init__(self, connect: Callable[[], Decoders], limits: RequestLimits) -> None:
         """`connect` is called in the event loop that serves."""
         self._connect = connect
         self._limits = limits

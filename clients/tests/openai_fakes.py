@@ -16,7 +16,7 @@ from triton_fakes import FakeTriton, Refusal, Request
 
 from hplm_client.errors import BY_WORD
 from hplm_openai.__main__ import server_of
-from hplm_openai.app import Gateway, Limits
+from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.decoders import Decoders
 from tests.support.wait import PATIENCE, eventually
 
@@ -142,7 +142,7 @@ def gateway(url: str = "", **limits) -> Iterator[Served]:
     """`url`: of another Triton than the fake."""
     with ExitStack() as stack:
         triton, listening = stack.enter_context(Tenants()), socket.create_server(("127.0.0.1", 0))
-        server = server_of(Gateway(lambda: Decoders(url or triton.grpc_url, (), PATIENCE), Limits(**limits)))
+        server = server_of(Gateway(lambda: Decoders(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         port = listening.getsockname()[1]
         thread.start()

@@ -278,7 +278,7 @@ class LowRank(Kind):
         return after
 
 
-class Head(Kind):
+class LinearHead(Kind):
     drawn = ("weight",)
 
     def shapes(self, layout: Layout) -> Shapes:
@@ -314,7 +314,7 @@ class TwoLayerHead(Kind):
 KINDS: dict[str, Kind] = {
     "bottleneck": Bottleneck(),
     "lora": LowRank(),
-    "head": Head(),
+    "head": LinearHead(),
     "head2": TwoLayerHead(),
     EXIT: TwoLayerHead(2),  # a token, and the mean of its text's tokens; layer k of a record is the head of exit k
 }

@@ -29,7 +29,7 @@ SCHEMES: dict[str, tuple[Literal["http", "grpc"], str]] = {
 
 @Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
-class Connection:
+class ConnectionOptions:
     """The options of commands that send requests to a running server."""
 
     url: str | None = None
@@ -56,12 +56,12 @@ class Connection:
             raise HplmError(str(error)) from error
 
 
-LOCAL = Connection()
+LOCAL = ConnectionOptions()
 
 
 def infer(
     text: str, /, *, tenant: str, pair: Text | None = None, deadline_ms: float | None = None, top_k: int | None = None,
-    truncate: bool = False, rung: int | None = None, backbone: str | None = None, connection: Connection = LOCAL,
+    truncate: bool = False, rung: int | None = None, backbone: str | None = None, connection: ConnectionOptions = LOCAL,
 ) -> dict[str, Any]:  # fmt: skip
     """Send a text to a running server.
 
@@ -109,7 +109,8 @@ def _table(answer: Answer, text: str | None) -> str:
 def generate(
     prompt: str | None = None, /, *, tenant: str, chat: Text | None = None, system: Text | None = None, stream: bool = False,
     max_tokens: int | None = None, temperature: float | None = None, sampling: str | None = None,
-    deadline_ms: float | None = None, truncate: bool = False, backbone: str | None = None, connection: Connection = LOCAL,
+    deadline_ms: float | None = None, truncate: bool = False, backbone: str | None = None,
+    connection: ConnectionOptions = LOCAL,
 ) -> dict[str, Any]:  # fmt: skip
     """Let a decoder of a running server go on with a text, or answer in a chat.
 

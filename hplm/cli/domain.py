@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import StoreFolder, about, refuse_given
-from hplm.cli.served import HERE, NOWHERE, MaybeServed, Served, settled
+from hplm.cli.served import HERE, NOWHERE, MaybeServedOptions, ServedOptions, settled
 from hplm.cli.show import columns
 from hplm.errors import InvalidInput, some
 from hplm.registered import of_stores
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Name = Annotated[str, about("name of the domain")]
 
 
-def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE) -> dict:
+def list_(*, store: StoreFolder | None = None, of: MaybeServedOptions = NOWHERE) -> dict:
     """Print all domains as a tree, each below the domain that it falls back to."""
-    if isinstance(found := _found(store, of), Served):
+    if isinstance(found := _found(store, of), ServedOptions):
         from hplm.tenants.listing import served_branches
 
         rows, source = served_branches(*found.checked()), found.source
@@ -34,17 +34,19 @@ def list_(*, store: StoreFolder | None = None, of: MaybeServed = NOWHERE) -> dic
     return {"domains": rows, **source}
 
 
-def rollback(*, name: Name, served: Served = HERE) -> dict:
+def rollback(*, name: Name, served: ServedOptions = HERE) -> dict:
     """Return the tenants of a domain's newest served version to the version that they had before."""
     return changed(manager := served.manager(), manager.roll_back_domain(name))
 
 
-def delete(*, name: Name, store: StoreFolder | None = None, version: int | None = None, of: MaybeServed = NOWHERE) -> dict:
+def delete(
+    *, name: Name, store: StoreFolder | None = None, version: int | None = None, of: MaybeServedOptions = NOWHERE
+) -> dict:
     """Delete a domain that no tenant and no other domain needs.
 
     :param version: with --store: delete only this version (default: all)
     """
-    if isinstance(found := _found(store, of), Served):
+    if isinstance(found := _found(store, of), ServedOptions):
         refuse_given("works only with --store: a served version is removed when no tenant needs it", version=version)
         return changed(manager := found.manager(), manager.delete_domain(name))
     versions = of_stores("delete_domain")(of_stores("open")(found), name, version)
@@ -52,7 +54,7 @@ def delete(*, name: Name, store: StoreFolder | None = None, version: int | None 
     return {"domain": name, "removed": versions}
 
 
-def _found(store: Path | None, of: MaybeServed) -> Path | Served:
+def _found(store: Path | None, of: MaybeServedOptions) -> Path | ServedOptions:
     served = of.found()
     if served is not None and store is None:
         return served

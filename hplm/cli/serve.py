@@ -50,7 +50,7 @@ def serve(
     :param start_timeout: seconds in which all models must load
     :param notice: seconds after SIGTERM for which only probes fail, so that routers notice; then requests are refused
     """
-    from hplm.server import Gateway, Supervisor, TritonServer
+    from hplm.server import GatewayProcess, Supervisor, TritonServer
 
     state = state_of(state)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -68,7 +68,7 @@ def serve(
         reading = ThreadPoolExecutor(1).submit(open_tenants, server.repository, state)
         gateway = None
         if openai_port is not None:
-            gateway = ending.enter_context(Gateway(address, openai_port, say_when))
+            gateway = ending.enter_context(GatewayProcess(address, openai_port, say_when))
         ending.enter_context(server)
         if gateway is not None:
             gateway.start(server.grpc_url, log_file)

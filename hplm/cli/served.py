@@ -24,7 +24,7 @@ StateLocation = Annotated[Location | None, read(location_of, help=STATE)]
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Served:
+class ServedOptions:
     """The options that name a served backbone and its state."""
 
     repository: Path = Path("model_repository")
@@ -66,7 +66,7 @@ class Served:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class MaybeServed:
+class MaybeServedOptions:
     """The same options, where a command may also concern a store alone."""
 
     repository: Path | None = None
@@ -75,11 +75,11 @@ class MaybeServed:
     backbone: str | None = None
     """name of the backbone (default: the only one of the repository)"""
 
-    def found(self) -> Served | None:
-        return Served(self.repository, self.state, self.backbone) if self.repository is not None else None
+    def found(self) -> ServedOptions | None:
+        return ServedOptions(self.repository, self.state, self.backbone) if self.repository is not None else None
 
 
-HERE, NOWHERE = Served(), MaybeServed()
+HERE, NOWHERE = ServedOptions(), MaybeServedOptions()
 
 
 def state_of(given: Location | None) -> Location | None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hplm.cli.options import Positive, about, read
-from hplm.cli.served import HERE, Served, StateLocation, checked_state, state_of
+from hplm.cli.served import HERE, ServedOptions, StateLocation, checked_state, state_of
 from hplm.errors import HplmError, InvalidInput, some
 from hplm.location import Location, location_of
 from hplm.options import LEASE_SECONDS
@@ -25,7 +25,7 @@ OTHER = "a registry, also of another export: go on with its tenants, keys and li
 
 
 def begin(
-    *, served: Served = HERE, lease: Positive | None = None,
+    *, served: ServedOptions = HERE, lease: Positive | None = None,
     source: Annotated[Location | None, read(location_of, help=OTHER, name="--from")] = None,
     from_repository: Path | None = None,
 ) -> dict:  # fmt: skip
@@ -89,7 +89,7 @@ def _begin_from(
     return {"begun": [*begun], "leased": [], "taken": begun}
 
 
-def backup(*, to: Annotated[Path, about("new folder for the backup")], served: Served = HERE) -> dict:
+def backup(*, to: Annotated[Path, about("new folder for the backup")], served: ServedOptions = HERE) -> dict:
     """Copy a registry, but not its repository, into a folder. It may be served meanwhile."""
     from hplm.tenants.backup import back_up
 
@@ -100,7 +100,7 @@ def backup(*, to: Annotated[Path, about("new folder for the backup")], served: S
 
 def restore(
     *, source: Annotated[Path, about("folder that `hplm backup` wrote", name="--from")], accept_old_keys: bool = False,
-    served: Served = HERE,
+    served: ServedOptions = HERE,
 ) -> dict:  # fmt: skip
     """Publish a backup as the next generation. Running servers take it as any change.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hplm.cli.options import StoreFolder, about
-from hplm.cli.served import HERE, Served, settled
+from hplm.cli.served import HERE, ServedOptions, settled
 from hplm.cli.show import columns
 from hplm.errors import HplmError, InvalidInput
 from hplm.registered import of_stores
@@ -29,7 +29,7 @@ WHEN = "%F %T%z"
 Id = Annotated[str, about("name of the tenant")]
 
 
-def list_(*, served: Served = HERE) -> dict:
+def list_(*, served: ServedOptions = HERE) -> dict:
     """Print one line for each served tenant."""
     from hplm.tenants.listing import served_tenants, tenant_row
 
@@ -42,7 +42,7 @@ def list_(*, served: Served = HERE) -> dict:
     return {"tenants": rows, **served.source}
 
 
-def show(id: Id, /, *, served: Served = HERE) -> dict:
+def show(id: Id, /, *, served: ServedOptions = HERE) -> dict:
     """Print all facts about a tenant, except its secrets."""
     from hplm.tenants.listing import described, find_tenant
 
@@ -54,12 +54,12 @@ def show(id: Id, /, *, served: Served = HERE) -> dict:
     return {**shown, **served.source}
 
 
-def rollback(id: Id, /, *, served: Served = HERE) -> dict:
+def rollback(id: Id, /, *, served: ServedOptions = HERE) -> dict:
     """Return a tenant to the version that it had before."""
     return changed(manager := served.manager(), manager.roll_back(id))
 
 
-def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE) -> dict:
+def delete(id: Id, /, *, store: StoreFolder | None = None, served: ServedOptions = HERE) -> dict:
     """Delete a tenant; its requests are refused from now on.
 
     With --store, delete all versions of the tenant from this store instead; served ones stay as they are.
@@ -75,7 +75,7 @@ def delete(id: Id, /, *, store: StoreFolder | None = None, served: Served = HERE
 
 def apply(
     file: Annotated[Path, about("file with one JSON object a line, a tenant each: docs/operating.md")], /, *, yes: bool = False,
-    store: Path | None = None, secrets: Path | None = None, served: Served = HERE,
+    store: Path | None = None, secrets: Path | None = None, served: ServedOptions = HERE,
 ) -> dict:  # fmt: skip
     """Bring many tenants, their keys and limits to what a file says, in one change.
 
@@ -144,7 +144,7 @@ def write_secrets(path: Path, made: Mapping[str, Sequence[tuple[str, Key]]]) -> 
         os.fsync(lines.fileno())
 
 
-def key_add(id: Id, /, *, days: float = 0.0, served: Served = HERE) -> dict:
+def key_add(id: Id, /, *, days: float = 0.0, served: ServedOptions = HERE) -> dict:
     """Make a key; its secret is shown once and not stored.
 
     :param days: days until it expires; 0: never
@@ -155,7 +155,7 @@ def key_add(id: Id, /, *, days: float = 0.0, served: Served = HERE) -> dict:
     return settled(manager, tenant=id, key=key.id, secret=secret, expires=key.expires)
 
 
-def key_list(id: Id, /, *, served: Served = HERE) -> dict:
+def key_list(id: Id, /, *, served: ServedOptions = HERE) -> dict:
     """List a tenant's keys, without their secrets."""
     from hplm.tenants.listing import find_tenant, key_rows
 
@@ -167,7 +167,7 @@ def key_list(id: Id, /, *, served: Served = HERE) -> dict:
     return {"tenant": id, "keys": keys, **served.source}
 
 
-def key_revoke(id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, ...] = (), served: Served = HERE) -> dict:
+def key_revoke(id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, ...] = (), served: ServedOptions = HERE) -> dict:
     """Refuse a key from now on.
 
     :param key: its id, as `hplm tenant key list` shows it
@@ -199,7 +199,7 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, .
 def limit(
     id: Id, /, *, rate: float | None = None, burst: float | None = None, texts_rate: float | None = None,
     tokens_rate: float | None = None, in_flight: int | None = None, homes: int | None = None, deadline_ms: float | None = None,
-    served: Served = HERE,
+    served: ServedOptions = HERE,
 ) -> dict:  # fmt: skip
     """Set a tenant's quotas and the time that its answers may take.
 
@@ -253,14 +253,14 @@ def _microseconds(milliseconds: float | None) -> float | None:
     return round(exact) if math.isfinite(exact) else exact
 
 
-def compact(*, served: Served = HERE) -> dict:
+def compact(*, served: ServedOptions = HERE) -> dict:
     """Remove the weights of deleted tenants and versions now."""
     won = served.manager().compact()
     print(f"{won / 1e6:,.1f} MB freed")
     return {"bytes": won}
 
 
-def log(*, served: Served = HERE) -> dict:
+def log(*, served: ServedOptions = HERE) -> dict:
     """Print every change: when, by whom, and from which version to which."""
     changes = served.manager().registry.audit()
     for change in changes:

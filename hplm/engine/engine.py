@@ -23,7 +23,7 @@ from hplm.model.attention import PackedAttention, avoid_plans
 from hplm.model.cpu import SideBySide, keep_freed_memory
 from hplm.model.fastest import SERVING, fastest
 from hplm.model.layer import Adapt, Attend, plain
-from hplm.model.products import EightBit, Prepacked, can_prepack, replace_products
+from hplm.model.products import EightBitLinear, Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack, through
 from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
@@ -133,7 +133,7 @@ class Engine:
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
-            replace_products(stack.layers, EightBit)
+            replace_products(stack.layers, EightBitLinear)
         for stage in self.stages:
             stack.layers[stage.first : stage.last + 1].to(device=stage.device, dtype=self.dtype)
         for part in stack.children():

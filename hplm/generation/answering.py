@@ -26,7 +26,7 @@ class Staging(Protocol):
 
 
 @dataclass
-class Answers:
+class SequenceAnswers:
     """Whoever calls it has the lock of the loop, but for `fail` and `broken`."""
 
     _running: RunningSequences

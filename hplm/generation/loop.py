@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
-from hplm.generation.answering import Answers, Staging, say
+from hplm.generation.answering import SequenceAnswers, Staging, say
 from hplm.generation.choosing import choose
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, DecoderRequest, Sequence, Token
@@ -75,7 +75,7 @@ class Loop:
         self._computing = self._cancelling = self._abandoned = False
         self._began_ns = 0  # when the step was planned
         self._failures = 0  # steps in a row
-        self._answers = Answers(running, stager, end_ids, meter or Meter(), self._lock)
+        self._answers = SequenceAnswers(running, stager, end_ids, meter or Meter(), self._lock)
 
     def enqueue(self, request: DecoderRequest) -> None:
         """Adds a request, or raises. Answers requests that lose their places to it."""

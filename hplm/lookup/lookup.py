@@ -15,7 +15,7 @@ from hplm.lookup.views import View, Views
 from hplm.model.tokenizer import Encoded, TokenizerInput
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally
-from hplm.request.form import SPAN, Form, Head, write
+from hplm.request.form import SPAN, Form, TicketHead, write
 from hplm.tasks import TASKS
 from hplm.tenants.snapshot import Tenant
 
@@ -46,7 +46,7 @@ class LookupRequest:
         truncate: bool = False,
         respond: Callable[[bytearray | Exception], HplmError | None] = lambda found: None,
         defer: Callable[[], None] = lambda: None,
-        head: Head | None = None,
+        head: TicketHead | None = None,
     ) -> None:
         """`respond` sends its form, or an error, and returns the error that was sent instead. `defer` is called before another
         thread may do so. `head`: of its form, if it says more than `head_of`.
@@ -263,10 +263,10 @@ class Lookup:
         return found
 
 
-def head_of(view: View, tenant: Tenant, *asked: int) -> Head:
+def head_of(view: View, tenant: Tenant, *asked: int) -> TicketHead:
     """`asked`: the other fields, in order."""
     snapshot = view.snapshot
-    return Head(tenant.domain, tenant.id, snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, *asked)
+    return TicketHead(tenant.domain, tenant.id, snapshot.export_number, snapshot.generation, tenant.uid, tenant.version, *asked)
 
 
 def check_length(text: str, pair: str | None, where: str = "") -> None:

@@ -32,7 +32,7 @@ OWN_WORDS = 20_000  # characters that it may write beside
 BREAK = "\ufdd0"  # a code point that no text has
 
 
-class Chat:
+class ChatTemplate:
     """A chat template and the tokenizer that it was written for."""
 
     def __init__(self, template: str, tokenizer: HuggingFaceTokenizer, start_id: int, end_id: int | None) -> None:

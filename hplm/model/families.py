@@ -23,7 +23,7 @@ WEIGHT_AND_BIAS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
-class Names:
+class PartNames:
     """A family's names of the parts that hPLMs have too."""
 
     body: Mapping[str, str]  # our names of parts outside of the layers -> the family's
@@ -57,8 +57,8 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Family:
-    names: Names
+class ModelFamily:
+    names: PartNames
     form: Callable[[Any], dict[str, Any]]  # the fields of `BackboneConfig` that tell the form of the layers
     refusals: Callable[[Any], dict[str, bool]]  # what a model may have that hPLMs cannot compute, and whether this one has it
     way_out: str = "take another checkpoint"
@@ -66,8 +66,8 @@ class Family:
     counts_padding: bool = False  # positions begin behind the number of the padding token
 
 
-LLAMA = Family(
-    Names(
+LLAMA = ModelFamily(
+    PartNames(
         body={"words": "model.embed_tokens", "final_norm": "model.norm"},
         layers="model.layers",
         layer={
@@ -95,8 +95,8 @@ LLAMA = Family(
         "biases in some of its projections only": source.attention_bias != source.mlp_bias,
     },
 )
-GPT2 = Family(
-    Names(
+GPT2 = ModelFamily(
+    PartNames(
         body={"words": "transformer.wte", "positions": "transformer.wpe", "final_norm": "transformer.ln_f"},
         layers="transformer.h",
         layer={
@@ -120,8 +120,8 @@ GPT2 = Family(
         "cross-attention": source.add_cross_attention,
     },
 )
-OPT = Family(
-    Names(
+OPT = ModelFamily(
+    PartNames(
         body={
             "words": "model.decoder.embed_tokens",
             "positions": "model.decoder.embed_positions",
@@ -170,8 +170,8 @@ def _encoder_refusals(source: Any) -> dict[str, bool]:
 
 
 ENCODERS_WAY_OUT = "take an encoder's checkpoint with one width and 'absolute' positions, or a decoder of another family"
-BERT = Family(
-    Names(
+BERT = ModelFamily(
+    PartNames(
         body=_BODY | {"segments": "embeddings.token_type_embeddings"},
         layers="encoder.layer",
         layer={
@@ -193,8 +193,8 @@ BERT = Family(
     has_pooler=True,
 )
 ROBERTA = replace(BERT, counts_padding=True)
-DISTILBERT = Family(
-    Names(
+DISTILBERT = ModelFamily(
+    PartNames(
         body=_BODY,
         layers="transformer.layer",
         layer={
@@ -239,7 +239,7 @@ def described(kind: object) -> str:
     return f"a {kind!r} model" + (f", {REASONS[str(kind)]}" if str(kind) in REASONS else "")
 
 
-def family_of(model: str, source: Any) -> Family:
+def family_of(model: str, source: Any) -> ModelFamily:
     """Returns the family of a model, by Hugging Face's configuration. Refuses what hPLMs cannot compute."""
     family = {**ENCODERS, **DECODERS}.get(source.model_type)
     if family is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hplm.errors import InvalidInput
 from hplm.model.config import RMS
-from hplm.model.families import Names
+from hplm.model.families import PartNames
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from hplm.model.tensors import tensor_of
 
@@ -21,7 +21,7 @@ SUFFIX = ".gguf"
 ARCHITECTURE = "llama"
 HEADS, KV_HEADS = "llama.attention.head_count", "llama.attention.head_count_kv"
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens
-NAMES = Names(
+NAMES = PartNames(
     body={"words": "token_embd", "final_norm": "output_norm"},
     layers="blk",
     layer={

@@ -58,7 +58,7 @@ def norm_of(config: BackboneConfig) -> nn.LayerNorm | nn.RMSNorm:
     return kind(config.hidden, config.norm_eps)
 
 
-class Turn:
+class Rotation:
     """The rotation of packed tokens, which all layers share: queries and keys turn by an angle that grows with the position.
 
     As in Hugging Face's models, the two numbers that are rotated together are half a head apart.
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         self.activation = activation(config.activation)
 
     def forward(
-        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Turn | None = None
+        self, x: Tensor, attend: Attend, adapt: Adapt = unchanged, rows: Tensor | None = None, turn: Rotation | None = None
     ) -> Tensor:
         """Returns all tokens, or only `rows`. Attention still reads all tokens; the rest of the layer computes only `rows`.
 

@@ -69,7 +69,7 @@ class _Rounding(ctypes.Structure):
     _fields_ = (*HOW, *pointer_fields("x", "numbers", "scales"), *number_fields("rows", "inputs", "stride"))
 
 
-class EightBit(nn.Module):
+class EightBitLinear(nn.Module):
     """A linear layer in 8 bits. It returns 32 bits."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -121,7 +121,7 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
-def replace_products(module: nn.Module, kind: type[Prepacked] | type[EightBit]) -> None:
+def replace_products(module: nn.Module, kind: type[Prepacked] | type[EightBitLinear]) -> None:
     """Replaces the linear layers of a module, in place."""
     for part in list(module.modules()):
         for name, linear in list(part.named_children()):

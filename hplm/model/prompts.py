@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.arrays import Array
 from hplm.errors import Broken, InvalidInput
-from hplm.model.chat import Chat, read_messages
+from hplm.model.chat import ChatTemplate, read_messages
 
 if TYPE_CHECKING:  # processes that only follow snapshots do without torch
     from hplm.model.config import BackboneConfig
@@ -55,11 +55,11 @@ class Prompts:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
 
     @cached_property
-    def _chat(self) -> Chat:
+    def _chat(self) -> ChatTemplate:
         if self._template is None:
             raise InvalidInput(f"{self._name} has no chat template: send 'text_input' instead of 'messages'")
         try:
-            return Chat(self._template, self._tokenizer, self._start_id, self._end_id)
+            return ChatTemplate(self._template, self._tokenizer, self._start_id, self._end_id)
         except TemplateError as error:
             raise Broken(f"the chat template of {self._name} cannot be read ({error}): build the backbone again") from None
 

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding
 
 from hplm.model.attention import PackedAttention, SinkAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, Turn, norm_of, unchanged
+from hplm.model.layer import Adapt, Attend, Layer, Layers, Plain, Rotation, norm_of, unchanged
 from hplm.model.tensors import array_of
 from hplm.model.windows import ABSENT
 
@@ -142,7 +142,7 @@ def through(
     attend: Attend,
     adapters: Sequence[Adapt] | None = None,
     rows: Tensor | None = None,
-    turn: Turn | None = None,
+    turn: Rotation | None = None,
 ) -> Tensor:
     for i, layer in enumerate(layers):
         adapt = adapters[i] if adapters is not None else unchanged
@@ -150,9 +150,9 @@ def through(
     return x
 
 
-def turn_of(config: BackboneConfig, positions: Tensor, dtype: torch.dtype) -> Turn | None:
+def turn_of(config: BackboneConfig, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
     """Returns the rotation of tokens at these positions; None if the model does not rotate."""
-    return None if config.rotary_base is None else Turn(positions, config.head_size, config.rotary_base, dtype)
+    return None if config.rotary_base is None else Rotation(positions, config.head_size, config.rotary_base, dtype)
 
 
 def _without(start_id: int, windows: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from hplm.scheduling.policy import DEFAULT, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Places
 from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.simulate.encoders import Machine, Outcome, Server, run
+from hplm.simulate.encoders import Outcome, Server, SimulatedEngine, run
 
 LESSONS = ((1, 64), (8, 64), (32, 16), (4, 256), (16, 128))  # batches that a cost model is taught: texts, and tokens of each
 ROUNDS = 3  # of these batches: more than the batches before a cost model is believed
@@ -115,7 +115,7 @@ class GroupServer(Server):
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
         around_ns = int(self._stages.around_ns)
-        machine = Machine(self._stages.batch_ns, capacity, answering_ns=around_ns, stages=group.stages)
+        machine = SimulatedEngine(self._stages.batch_ns, capacity, answering_ns=around_ns, stages=group.stages)
         super().__init__(serving.scheduler(self._stages), machine, outcome)
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them

@@ -66,7 +66,7 @@ class SixteenBit:
         return sums if sums.dtype == dtype else sums.float().to(dtype)
 
 
-class EightBit:
+class EightBitRows:
     """Stores each vector in 255 steps between its own lowest and highest number."""
 
     def encode(self, vectors: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ class EightBit:
         return self.decode(typed.index_select(0, index.flatten())).view(*index.shape, -1).sum(1).to(dtype)
 
 
-Coding = SixteenBit | EightBit
+Coding = SixteenBit | EightBitRows
 CODINGS: dict[str, Coding] = dict(
-    zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBit()), strict=True)
+    zip(TABLE_DTYPES, (SixteenBit(torch.float16), SixteenBit(torch.bfloat16), EightBitRows()), strict=True)
 )
 LEAST_COSINE = 0.999  # between a vector and its stored form
 

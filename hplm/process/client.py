@@ -26,7 +26,7 @@ from hplm.process.in_flight import read
 from hplm.process.suspects import Separation
 from hplm.process.worker import CLOSE_SECONDS, RESTARTING, STUCK_SECONDS, Worker, Workers
 from hplm.request.answers import Reply, replies_in
-from hplm.request.form import NO_HEAD, Head
+from hplm.request.form import NO_HEAD, TicketHead
 from hplm.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Pending:
     id: str = ""  # the client's name for it
     wanted: int = 0  # outputs as bits
     backbone: int = 0  # whose lookup has signed it
-    head: Head = NO_HEAD
+    head: TicketHead = NO_HEAD
     is_deferred: bool = False
     number: int = -1  # by which the engine knows it
     passed_on: float = 0.0  # when the engine got it; it no longer has its form then

@@ -15,7 +15,7 @@ from obstore.store import from_url  # pyright: ignore[reportUnknownVariableType]
 
 from hplm.errors import InvalidInput
 from hplm.location import Remote
-from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, Store, StoredObject
+from hplm.registry.store import CURRENT, Absent, Away, Conflict, Denied, ObjectStore, StoredObject
 
 TIMEOUT = timedelta(seconds=20)
 LOOKING = timedelta(seconds=3)  # for CURRENT: a later look sees more than one that hangs
@@ -25,7 +25,7 @@ RETRIES = 2
 BLOCK = 16 << 20  # bytes that one request fetches of a file: its time does not grow with the file
 
 
-class Bucket(Store):
+class Bucket(ObjectStore):
     def __init__(self, place: Remote) -> None:
         self._place = place
         self._store, self._looked_at = self._opened(TIMEOUT), self._opened(LOOKING)

@@ -9,10 +9,10 @@ from hplm.clock import Clock
 from hplm.errors import InvalidInput
 from hplm.location import Location
 from hplm.registry.folder import Folder
-from hplm.registry.store import Store
+from hplm.registry.store import ObjectStore
 
 
-def opened(location: Location, clock: Clock = time) -> Store:
+def opened(location: Location, clock: Clock = time) -> ObjectStore:
     if isinstance(location, Path):
         return Folder(location, clock)
     try:

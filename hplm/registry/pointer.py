@@ -10,7 +10,7 @@ import msgspec
 
 from hplm.errors import Broken, InvalidInput
 from hplm.options import LEASE_SECONDS
-from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, Store
+from hplm.registry.store import CURRENT, SNAPSHOTS, Absent, Conflict, ObjectStore
 
 FORMAT = 2
 WAY_OUT = "restore the registry, or begin another one with `hplm begin`"
@@ -76,7 +76,7 @@ def read_current(store: HasCurrent, seen: Any = None) -> tuple[Pointer, Any] | N
     return (Pointer.read(found[0], f"{store}/{CURRENT}"), found[1]) if found is not None else None
 
 
-def is_begun(store: Store, anew: bool = False) -> bool:
+def is_begun(store: ObjectStore, anew: bool = False) -> bool:
     """Whether there is a registry. Raises where one has lost its CURRENT, unless it may be made `anew`."""
     with suppress(Absent):
         return read_current(store) is not None
@@ -85,7 +85,7 @@ def is_begun(store: Store, anew: bool = False) -> bool:
     return False
 
 
-def begin(store: Store, lease_s: float = LEASE_SECONDS) -> bool:
+def begin(store: ObjectStore, lease_s: float = LEASE_SECONDS) -> bool:
     """Makes a registry without changes, unless there is one. Returns whether it was made now."""
     if is_begun(store):
         return False

@@ -45,7 +45,7 @@ class StoredObject(NamedTuple):
     size: int  # bytes
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """Raises Absent and Away, and Conflict where that is said."""
 
     def __str__(self) -> str: ...
@@ -74,7 +74,7 @@ class Store(Protocol):
         """Does not mind names that do not exist."""
 
 
-def objects_of(store: Store, names: Iterable[str]) -> list[str]:
+def objects_of(store: ObjectStore, names: Iterable[str]) -> list[str]:
     """Returns these objects, and those below names that end with a slash."""
     found: list[str] = []
     for name in names:

@@ -30,7 +30,7 @@ PROBE = b"\0"  # instead of a form: whether the engine works
 SAYING = bytes(_SIGNATURE_BYTES)  # instead of a signature: upper sends what follows back to the client, as the label
 
 
-class Head(NamedTuple):
+class TicketHead(NamedTuple):
     """Describes the request. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
 
     domain: str  # of the tenant
@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 MOST_RUNG = 255  # a higher one is the tenant's last as well
-NO_HEAD = Head("", "", 0, 0, 0, 0)
+NO_HEAD = TicketHead("", "", 0, 0, 0, 0)
 
 
 class Form:
@@ -106,7 +106,7 @@ def _passages(form: bytes | bytearray, sizes: int, count: int, start: int) -> li
 
 def write(
     secret: bytes,
-    head: Head,
+    head: TicketHead,
     lengths: Sequence[int],
     counts: Sequence[int],
     addresses: bytes,
@@ -149,18 +149,18 @@ def check(form: bytes, secrets: Sequence[bytes]) -> int:
     raise NoTenant
 
 
-def read_head(form: bytes) -> Head:
+def read_head(form: bytes) -> TicketHead:
     """Returns the head of a checked form."""
     return _read(form)[0]
 
 
-def _read(form: bytes | bytearray) -> tuple[Head, tuple[int, ...], int]:
+def _read(form: bytes | bytearray) -> tuple[TicketHead, tuple[int, ...], int]:
     """Returns the head, the numbers of tokens, texts, rows and passages, and where the addresses begin."""
     fields: tuple[int, ...] = _HEAD.unpack_from(form, _SIGNATURE_BYTES)
     tenant = HEAD_BYTES + fields[-2]
     end = tenant + fields[-1]
     names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
-    return Head._make((*names, *fields[:11])), fields[11:15], end + -end % 8
+    return TicketHead._make((*names, *fields[:11])), fields[11:15], end + -end % 8
 
 
 def _signature(secret: bytes, signed: bytes | memoryview) -> bytes:

@@ -3,8 +3,8 @@
 It knows nothing of hPLMs, and serves a repository of any models.
 """
 
-from hplm.server.gateway import Gateway
+from hplm.server.gateway import GatewayProcess
 from hplm.server.supervisor import Supervisor
 from hplm.server.triton import TritonServer
 
-__all__ = ["Gateway", "Supervisor", "TritonServer"]
+__all__ = ["GatewayProcess", "Supervisor", "TritonServer"]

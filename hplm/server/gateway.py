@@ -17,7 +17,7 @@ SECONDS_TO_DRAIN = 12.0  # it gives its own answers ten
 LOOK_SECONDS = 1.0
 
 
-class Gateway:
+class GatewayProcess:
     """Holds the listening socket, so that clients who connect while the process is started again only wait."""
 
     def __init__(self, address: str, port: int, say: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ class Gateway:
         self._ending = threading.Event()
         self._looking: threading.Thread | None = None
 
-    def __enter__(self) -> Gateway:
+    def __enter__(self) -> GatewayProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:

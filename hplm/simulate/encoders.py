@@ -35,7 +35,7 @@ def one_stage(batch_ns: BatchTime) -> StageTimes:
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedEngine:
     """The simulated engine."""
 
     stages_ns: StageTimes
@@ -124,7 +124,7 @@ class Server:
     def __init__(
         self,
         scheduler: Scheduler[SimulatedText],
-        machine: Machine,
+        machine: SimulatedEngine,
         outcome: Outcome,
         seed: int = 0,
     ) -> None:
@@ -251,7 +251,7 @@ def run(servers: Sequence[Server], arrivals: Arrivals, goes_to: Callable[[Simula
             events[i] = servers[i].next(now)
 
 
-def simulate_one(scheduler: Scheduler[SimulatedText], machine: Machine, arrivals: Arrivals, seed: int = 0) -> Outcome:
+def simulate_one(scheduler: Scheduler[SimulatedText], machine: SimulatedEngine, arrivals: Arrivals, seed: int = 0) -> Outcome:
     """Returns what becomes of texts that all go to one server."""
     server = Server(scheduler, machine, Outcome.of(arrivals), seed)
     run([server], arrivals, lambda text: 0)

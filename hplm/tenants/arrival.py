@@ -33,7 +33,7 @@ class Forwarding:
         return FORWARDED in parameters and compare_digest(str(parameters[FORWARDED]).encode(), self._secret.encode())
 
 
-class Arrivals:
+class ArrivalClock:
     """Tells when requests arrived, in nanoseconds of the monotonic clock."""
 
     def __init__(

@@ -13,7 +13,7 @@ from hplm.adapters.record import Record
 from hplm.disk import bytes_in
 from hplm.errors import HplmError
 from hplm.plot.table import Branch, BranchId, Table
-from hplm.registry.store import RECORDS, TABLES, Store, objects_of
+from hplm.registry.store import RECORDS, TABLES, ObjectStore, objects_of
 from hplm.tenants.snapshot import Snapshot, Tenant
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ HELD_BYTES = 128 << 20  # of records that are not written yet
 class ChangeFiles:
     """The records and tables that a change writes. If the change is made again, they are there already."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._records: dict[Hashable, Mapping[str, Record]] = {}
         self._tables: dict[BranchId, str] = {}

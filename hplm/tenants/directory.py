@@ -14,7 +14,7 @@ from hplm.registry.folder import Folder
 from hplm.registry.follower import Follower, Looking
 from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer
-from hplm.registry.store import Away, Denied, Store
+from hplm.registry.store import Away, Denied, ObjectStore
 from hplm.tenants.authorize import admit
 from hplm.tenants.filter import filtered
 from hplm.tenants.mirror import Mirror, starts_from
@@ -80,7 +80,7 @@ class _Newest:
         self.snapshot = filtered(self._exported, folder)
         self._name: str | None = ""  # of the snapshot in the registry; "": the exported one
         self._follower: Follower | None = None
-        self._store: Store | None = None
+        self._store: ObjectStore | None = None
         self._reader: ReaderFile | None = None
         self.reports = False  # whether managers wait for it
         if state is None:
@@ -120,5 +120,5 @@ class _Newest:
             self.snapshot, self._name = self._read(self._store, pointer), pointer.snapshot
         return True
 
-    def _read(self, store: Store, pointer: Pointer) -> Snapshot:
+    def _read(self, store: ObjectStore, pointer: Pointer) -> Snapshot:
         return filtered(newest_of(store, pointer, self._exported), self._folder)

@@ -29,7 +29,7 @@ from hplm.registry import lease
 from hplm.registry.folder import Folder, sync
 from hplm.registry.follower import Follower
 from hplm.registry.pointer import CopiedRegistry, Pointer
-from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, Store
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Denied, NotBegun, ObjectStore
 from hplm.tenants.assembly import assemble
 from hplm.tenants.snapshot import NAME, Snapshot, files_of, newest_of
 from hplm.tenants.state_folder import EXPORTED_TABLES, EXPORTED_TENANTS, REST_SECONDS, StateFolder
@@ -48,7 +48,7 @@ FIRST_SECONDS = 0.05  # between two looks while the first copy is made
 class Mirror:
     """One process of a machine copies. The others only read, and one of them goes on if that process ends."""
 
-    def __init__(self, folder: Path, store: Store, state: StateFolder, clock: Clock = time) -> None:
+    def __init__(self, folder: Path, store: ObjectStore, state: StateFolder, clock: Clock = time) -> None:
         """`folder`: of the exported backbone."""
         self._store = store
         self._state = state
@@ -261,7 +261,7 @@ class _Tables:
     An interrupted table goes on with the file where it stopped. When it is whole, its folder gets its name.
     """
 
-    def __init__(self, state: StateFolder, store: Store) -> None:
+    def __init__(self, state: StateFolder, store: ObjectStore) -> None:
         self._state = state
         self._store = store
         self._lock = threading.Lock()

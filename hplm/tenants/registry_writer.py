@@ -29,7 +29,7 @@ from hplm.options import LEASE_SECONDS
 from hplm.registry.folder import WRITING
 from hplm.registry.opening import opened
 from hplm.registry.pointer import Pointer, begin, is_begun, read_current
-from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Busy, Conflict, Store, not_begun, objects_of
+from hplm.registry.store import RECORDS, SNAPSHOTS, TABLES, Absent, Away, Busy, Conflict, ObjectStore, not_begun, objects_of
 from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.snapshot import Ledger, Snapshot, files_of, newest_of
 from hplm.tenants.state_folder import EXPORTED_TENANTS, REST_SECONDS, exported_folders
@@ -43,7 +43,7 @@ ORPHAN_SECONDS = 86400.0  # after which an object that no generation names belon
 
 
 class Registry:
-    def __init__(self, store: Store, exported: Snapshot, clock: Clock = time) -> None:
+    def __init__(self, store: ObjectStore, exported: Snapshot, clock: Clock = time) -> None:
         self.store = store
         self.exported = exported
         self._time = clock

@@ -21,7 +21,7 @@ from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
-from hplm.registry.store import SNAPSHOTS, Absent, Store
+from hplm.registry.store import SNAPSHOTS, Absent, ObjectStore
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key, by_digest
@@ -241,7 +241,7 @@ class Snapshot:
         return cls(stored.generation, stored.tables, tenants, stored.export, ledger)
 
 
-def newest_of(store: Store, pointer: Pointer, exported: Snapshot) -> Snapshot:
+def newest_of(store: ObjectStore, pointer: Pointer, exported: Snapshot) -> Snapshot:
     """Returns the snapshot that CURRENT names, of the registry of an export."""
     if not pointer.generation:
         return exported

@@ -8,14 +8,14 @@ from pathlib import Path
 from hplm.errors import InvalidInput
 from hplm.plot.meta import TableMeta
 from hplm.plot.table import Branch, BranchId, Table
-from hplm.registry.store import TABLES, Absent, Store
+from hplm.registry.store import TABLES, Absent, ObjectStore
 from hplm.tenants.change import Change
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state_folder import EXPORTED_TABLES
 
 
 class Tables:
-    def __init__(self, folder: Path, store: Store) -> None:
+    def __init__(self, folder: Path, store: ObjectStore) -> None:
         self._folder = folder
         self._exported = folder / EXPORTED_TABLES
         self._store = store

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.masked import HEAD_RATE, HEAD_SHARE, LEARNING_RATE, MaskedHead, given_head, masked
 from builder.learning.progress import Exam
 from builder.learning.windows import TextPack, index_of, reading
@@ -159,7 +159,7 @@ def _pretrain(
         )  # fmt: skip
         return F.cross_entropy(head(body(pack, None), body.words.weight).float(), wanted), len(words)
 
-    def learn(title: str, group: Group, part: Budget, savepoint: Path) -> None:
+    def learn(title: str, group: ParameterGroup, part: Budget, savepoint: Path) -> None:
         """The last weights are kept: nothing scores them."""
         for module in (body, head):
             module.requires_grad_(False)
@@ -167,8 +167,8 @@ def _pretrain(
         train(training, part, savepoint)
 
     if given is None:
-        fitted = Group(HEAD_RATE, dict(head.named_parameters("head")))
+        fitted = ParameterGroup(HEAD_RATE, dict(head.named_parameters("head")))
         learn("fitting a head", fitted, budget.part(HEAD_SHARE), saved.with_name(f"{saved.stem}-head{saved.suffix}"))
         budget = budget.part(1 - HEAD_SHARE)
-    learned = Group(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
+    learned = ParameterGroup(LEARNING_RATE, {str(number): parameter for number, parameter in enumerate(body.part(part))})
     learn(f"pretraining, {part}", learned, budget, saved)

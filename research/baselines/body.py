@@ -19,7 +19,7 @@ from hplm.model.stacks import UpperStack
 CPU, STORED = torch.device("cpu"), torch.float32  # of files; a slot may compute in another dtype
 
 
-class Body(nn.Module):
+class WholeModel(nn.Module):
     """All weights lie in `flat`, one after the other, as in a file.
 
     Those of products lie there as inputs x outputs: as in the engine, small products run up to 3 times as fast.
@@ -60,7 +60,7 @@ class Slot:
     """
 
     def __init__(self, config: BackboneConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self.body, self.head = Body(config, device, dtype), dict[str, Tensor]()
+        self.body, self.head = WholeModel(config, device, dtype), dict[str, Tensor]()
 
     def fill(self, body: Path, head: Path, place: Tensor | None) -> None:
         """Reads a model into the slot. `place`: where its numbers are read first; None: into the slot at once."""

@@ -25,7 +25,7 @@ from hplm.scheduling.policy import Policy, policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity, Places, Selection
 from hplm.simulate.arrivals import Lengths, Stream
-from hplm.simulate.encoders import BatchTime, Machine, one_stage, simulate_one
+from hplm.simulate.encoders import BatchTime, SimulatedEngine, one_stage, simulate_one
 from research.papers.packings import Concat, GroupCost, Naive, Slotted, Turbo
 from research.papers.packings import Rows as InRows
 
@@ -105,7 +105,7 @@ class Setting:
         load = Stream(texts_per_s, self.seconds, Lengths(MEAN, self.variance), self.deadlines_ms).draw(SEED)
         scheduler = Scheduler([chooses], UNBOUNDED, commit_ns=0)
         stages = one_stage(batch_time(packing, self.row_tokens, self.slot_tokens))
-        outcome = simulate_one(scheduler, Machine(stages, capacity), load)
+        outcome = simulate_one(scheduler, SimulatedEngine(stages, capacity), load)
         return {
             "utility": outcome.utility,
             "on_time": float(outcome.on_time.mean()),

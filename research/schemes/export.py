@@ -27,7 +27,7 @@ from hplm.model.stacks import LowerStack
 from hplm.model.weights import save_weights
 from hplm.model.windows import Window
 from hplm.plot.writing import write_table
-from research.baselines.body import Body
+from research.baselines.body import WholeModel
 from research.baselines.models import WholeConfig, WholeTenant, files_of
 from testing.random_store import RANDOM, random_backbone
 
@@ -122,7 +122,7 @@ def _export_whole(
     return Exported(name, len(tenants), 0, target)
 
 
-def pretrained(store: Store) -> Body:
+def pretrained(store: Store) -> WholeModel:
     """Returns the whole model as a backbone without lower layers: its lower half only gives each token its word's vector."""
     split = store.config
     layers = split.lower_layers + split.upper_layers
@@ -139,7 +139,7 @@ def pretrained(store: Store) -> Body:
             )
         whole, given = replace(whole, upper_layers=checkpoint.total_layers), WholeBody(checkpoint)
         weights = {"words.weight": given.words.weight, **_upper(given)}
-    body = Body(whole)
+    body = WholeModel(whole)
     body.load_state_dict({name: weights[name] for name in body.state_dict()})
     return body
 
@@ -148,9 +148,9 @@ def _upper(stack: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {f"upper.{name}": weight for name, weight in stack.state_dict().items()}
 
 
-def shorter(body: Body, layers: int) -> Body:
+def shorter(body: WholeModel, layers: int) -> WholeModel:
     """Returns a model of evenly chosen layers, the usual start of a distilled student (DistilBERT)."""
-    found = Body(replace(body.config, upper_layers=layers))
+    found = WholeModel(replace(body.config, upper_layers=layers))
     found.load_state_dict({name: own for name, own in body.state_dict().items() if ".layers." not in name}, strict=False)
     for layer, source in zip(found.upper.layers, evenly(body.config.upper_layers, layers), strict=True):
         layer.load_state_dict(body.upper.layers[source].state_dict())
@@ -162,7 +162,7 @@ def evenly(total: int, count: int) -> list[int]:
     return [round((i + 0.5) * total / count - 0.5) for i in range(count)]
 
 
-def flat_store(store: Store, folder: Path, whole: Body, with_adapters: bool) -> Store:
+def flat_store(store: Store, folder: Path, whole: WholeModel, with_adapters: bool) -> Store:
     """Makes a store without precomputed layers, which the backends of hPLMs serve.
 
     All layers are upper layers. Its table has only single tokens, each with the vector of its word. Adapters are the trained

@@ -22,7 +22,7 @@ from builder.evaluation.evaluation import Answers, Evaluation
 from builder.learning.bodies import Body, PlotBody, WholeBody
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget
-from builder.learning.loop import Group, Training, train
+from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.store.resumable import digest_of
 from builder.store.store import Store
@@ -181,7 +181,9 @@ def learn_states(student: WholeBody, teacher: WholeBody, data: Data, options: Tr
         apart = [F.mse_loss(own.float(), wanted[end].float()) for own, end in pairs]
         return torch.stack(apart).sum(), len(pack.tokens)
 
-    learned = Group(options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())})
+    learned = ParameterGroup(
+        options.body_rate, {str(number): parameter for number, parameter in enumerate(student.parameters())}
+    )
     training = Training(
         "learning the teacher's states", data.device, [learned], lambda number: iter(chosen[number:]), loss_of,
         lambda: Exam(0.0, 0.0), WAY_OUT,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from demo.docstrings import Definition
-from demo.documents import Document, read_document
-from demo.tasks import Classified, Names, area, code_names, kind, parameters, returns
+from demo.documents import Docstring, read_document
+from demo.tasks import Classified, DefinedNames, area, code_names, kind, parameters, returns
 
-NAMES = Names(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
+NAMES = DefinedNames(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
 
 
-def lent(docstring: str, **facts: object) -> Document:
+def lent(docstring: str, **facts: object) -> Docstring:
     definition = Definition("bookshop", "lending/desk.py", "Clerk.lend", "method", docstring, ("reader", "a"))
     return read_document(replace(definition, **{"returns_value": False, **facts}), "lending")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken
-from hplm.request.form import Form, Head, write
+from hplm.request.form import Form, TicketHead, write
 
 NOW = st.lists(st.one_of(st.just("fails"), st.integers(0, 2)), max_size=8)  # the texts that are done, one after the other
 NONE = np.zeros(0, dtype=np.int64)
@@ -23,7 +23,7 @@ def make(reference):
     view = reference.backbone.view
 
     def make(texts, respond=lambda request, answer: None):
-        form = Form(write(b"", Head("law", "acme", 0, 0, 1, 1), [0] * texts, [0] * texts, b"", b"", b""))
+        form = Form(write(b"", TicketHead("law", "acme", 0, 0, 1, 1), [0] * texts, [0] * texts, b"", b"", b""))
         return EncoderRequest(form, view, view.snapshot.find("acme"), respond)
 
     return make

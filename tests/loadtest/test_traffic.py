@@ -8,7 +8,7 @@ import pytest
 
 from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import SECOND
-from loadtest.texts import Texts, read_texts
+from loadtest.texts import TextSource, read_texts
 from loadtest.traffic import Mix, burst, fixed, gamma, lengths_of, read_recorded, steady, texts_for, until
 from testing.toy import WORDS
 from tests.support.message import mentioning
@@ -50,7 +50,7 @@ def test_texts_have_the_given_number_of_tokens(toy) -> None:
     tokenizer = toy.store.tokenizer()
     for text, length in zip(texts_for([3, 12, 60], WORDS), [3, 12, 60], strict=True):
         assert len(tokenizer.encode(text).tokens) == length
-    texts = Texts([" ".join(WORDS[i : i + 9]) for i in range(0, 180, 9)], toy.folder / "tokenizer.json")
+    texts = TextSource([" ".join(WORDS[i : i + 9]) for i in range(0, 180, 9)], toy.folder / "tokenizer.json")
     cut = {texts.of(20, number) for number in range(12)}
     assert {len(tokenizer.encode(text).tokens) for text in cut} == {20} and len(cut) > 8
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hplm.model import products
-from hplm.model.products import MOST_ROWS, EightBit, Prepacked, can_prepack, replace_products
+from hplm.model.products import MOST_ROWS, EightBitLinear, Prepacked, can_prepack, replace_products
 from testing.random_store import random_backbone
 from testing.reference import product_in_eight_bits
 from testing.toy import CONFIG
@@ -27,7 +27,7 @@ def linear():
 
 @pytest.fixture(scope="module")
 def in_eight_bits(linear):
-    return EightBit(linear)
+    return EightBitLinear(linear)
 
 
 def tokens(rows, seed=0):
@@ -45,7 +45,7 @@ def test_a_product_equals_that_of_whole_numbers(linear, rows, compiled):
     """Numbers are rounded by the kernel, by several threads of it, or by torch. Tokens may lie apart."""
     x = torch.cat([tokens(rows)] * 2, dim=1)[:, INPUTS:]
     with nullcontext() if compiled else patch.object(products, "vectors", return_value=None):
-        off = (EightBit(linear)(x) - product_in_eight_bits(x, linear)).abs()
+        off = (EightBitLinear(linear)(x) - product_in_eight_bits(x, linear)).abs()
     assert (off <= 1e-5 * x.abs().amax(1, keepdim=True)).all()
 
 
@@ -70,18 +70,18 @@ def test_a_row_that_is_no_number_spoils_no_other_and_zeros_give_the_bias(linear,
     assert torch.equal(in_eight_bits(x)[1], linear.bias)
     without = nn.Linear(INPUTS, OUTPUTS)
     without.weight.zero_()
-    assert torch.equal(EightBit(without)(before.new_ones(2, INPUTS)), without.bias.expand(2, -1))
+    assert torch.equal(EightBitLinear(without)(before.new_ones(2, INPUTS)), without.bias.expand(2, -1))
 
 
 WITHOUT_VNNI = """
 import torch
 from torch import nn
-from hplm.model.products import EightBit, weight_levels
+from hplm.model.products import EightBitLinear, weight_levels
 linear = nn.Linear(64, 64)
 with torch.inference_mode():
     linear.weight.fill_(1)
     linear.bias.zero_()
-    product = EightBit(linear)(torch.ones(40, 64))
+    product = EightBitLinear(linear)(torch.ones(40, 64))
 print(weight_levels(), float((product - 64).abs().max()))
 """
 

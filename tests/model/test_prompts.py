@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from hplm.errors import Broken, InvalidInput
-from hplm.model.chat import BREAK, Chat
+from hplm.model.chat import BREAK, ChatTemplate
 from hplm.model.checkpoint import load_checkpoint
 from hplm.model.prompts import READ_CHARACTERS, Prompts
 from hplm.model.tokenizer import Tokenizer
@@ -138,7 +138,7 @@ def test_a_tokenizer_that_always_reads_a_special_token_is_not_fooled():
     wide.normalizer = normalizers.NFKC()
     wide.add_special_tokens([AddedToken("<|8|>", normalized=True)])
     for tokenizer, content, named in ((whole_words, "a<|9|>", "<|9|>"), (wide, "＜|8|＞", "<|8|>")):
-        chat = Chat("{{ messages[0].content }}", tokenizer, 0, None)
+        chat = ChatTemplate("{{ messages[0].content }}", tokenizer, 0, None)
         assert chat.tokens([{"role": "user", "content": "ab"}]) == tokenizer.encode("ab").ids
         with pytest.raises(InvalidInput, match=mentioning(named)):
             chat.tokens([{"role": "user", "content": content}])

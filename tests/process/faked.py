@@ -20,7 +20,7 @@ from hplm.process.client import Pending
 from hplm.process.in_flight import InFlight, InFlightEntry, number_of
 from hplm.process.worker import STUCK_SECONDS, Workers
 from hplm.request.answers import Outputs, Reply, packed, strings
-from hplm.request.form import Head, read_head, write
+from hplm.request.form import TicketHead, read_head, write
 from tests.support.wait import PATIENCE, Clock, eventually
 
 
@@ -131,7 +131,7 @@ class Asked:
         self.allowed_s, self.sends = allowed_s, sends
         arrival_ns = world.clock.monotonic_ns() - 10**9
         times = {"arrival_ns": arrival_ns, "deadline_ns": arrival_ns + round(1e9 * allowed_s) if allowed_s else 0}
-        form = write(b"", Head("law", name.split()[0], 0, 0, 0, uid_of(name), **times), [0], [0], b"", b"", b"")
+        form = write(b"", TicketHead("law", name.split()[0], 0, 0, 0, uid_of(name), **times), [0], [0], b"", b"", b"")
         respond = partial(self._answered)
         self.kept = weakref.ref(respond)
         pending = Pending(form, respond, partial(self.events.append, "deferred"), name, 1, head=read_head(form))

@@ -23,10 +23,12 @@ from hplm.request.answers import (
     size_of,
     strings,
 )
-from hplm.request.form import HEAD_BYTES, Form, Head, check, read_head, write
+from hplm.request.form import HEAD_BYTES, Form, TicketHead, check, read_head, write
 from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each
 
-HEAD = Head("law", "acme-ä", 2**63, 3, 9, 2, priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1, outputs=66)
+HEAD = TicketHead(
+    "law", "acme-ä", 2**63, 3, 9, 2, priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1, outputs=66
+)
 SIZES = 76  # where the head says how many tokens, texts, rows and passages there are
 
 

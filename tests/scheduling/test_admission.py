@@ -16,7 +16,7 @@ from hplm.scheduling.policy import policy
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, SimulatedText
-from hplm.simulate.encoders import REFUSED, Machine, one_stage, simulate_one
+from hplm.simulate.encoders import REFUSED, SimulatedEngine, one_stage, simulate_one
 
 ROOM = Capacity(tokens=100, texts=100, tenants=100)
 FULL = 10_000_000  # a batch of ten texts of ten tokens
@@ -89,7 +89,9 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
         tenant=np.arange(count) % tenants,
         priority=np.zeros(count, dtype=np.int64),
     )
-    machine = Machine(one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05)
+    machine = SimulatedEngine(
+        one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05
+    )
     scheduler = Scheduler([policy("timely")], Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.costs[0].observe(1024, 8, 0, batch)

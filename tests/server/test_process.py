@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hplm.errors import HplmError
-from hplm.server import Gateway, process_group
+from hplm.server import GatewayProcess, process_group
 from hplm.server.process import Process
 from tests.support.message import mentioning, mentions
 from tests.support.wait import PATIENCE, Clock, eventually
@@ -147,10 +147,10 @@ def test_a_gateway_names_a_port_in_use_and_a_missing_package(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(HplmError, match=mentioning("--openai-port", port)):
-            Gateway("127.0.0.1", port, print)
+            GatewayProcess("127.0.0.1", port, print)
     monkeypatch.setitem(sys.modules, "uvicorn", None)  # it is not installed
     with pytest.raises(HplmError, match=mentioning("--openai-port", "uvicorn", "pip install")):
-        Gateway("127.0.0.1", 0, print)
+        GatewayProcess("127.0.0.1", 0, print)
 
     class Forbidding:
         def find_spec(self, name, path=None, target=None):
@@ -159,14 +159,14 @@ def test_a_gateway_names_a_port_in_use_and_a_missing_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "uvicorn")
     monkeypatch.setattr(sys, "meta_path", [Forbidding()])
     with pytest.raises(HplmError, match=mentioning("--openai-port", "forbidden")):
-        Gateway("127.0.0.1", 0, print)
+        GatewayProcess("127.0.0.1", 0, print)
 
 
 @pytest.mark.slow
 def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):
     """Because `hplm serve` may be busy for minutes with a server that does not start."""
     said = []
-    with Gateway("127.0.0.1", 0, said.append) as gateway:
+    with GatewayProcess("127.0.0.1", 0, said.append) as gateway:
         gateway.start("no url", tmp_path / "log")
         eventually(lambda: said)
     assert gateway.pid is None and mentions(said[0], "restarting", "OpenAI", "code 1")

@@ -16,7 +16,7 @@ from hplm.lookup.service import LookupService
 from hplm.metrics import names
 from hplm.metrics.meter import Meter, Outcomes
 from hplm.request.answers import LARGE, AnswerEnd, Reply, SharedMemory, strings
-from hplm.request.form import PROBE, Head, write
+from hplm.request.form import PROBE, TicketHead, write
 from hplm.server import inherited
 from hplm.server.held import Held, holders
 from hplm.server.probing import PROBE as PROBED
@@ -195,7 +195,7 @@ def test_an_end_that_triton_does_not_take_is_counted_as_an_error(answering):
 
 def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_and_no_probe():
     """Which byte of a ticket was changed: `tests/request/test_form.py`."""
-    ticket, requests = write(b"ours", Head("law", "acme", 0, 0, 1, 1), [0], [0], b"", b"", b""), []
+    ticket, requests = write(b"ours", TicketHead("law", "acme", 0, 0, 1, 1), [0], [0], b"", b"", b""), []
     for form in (ticket, b"forged", PROBE):
         requests.append(Request({}, {}))
         requests[-1].inputs = Inputs({"TICKET": Tensor("TICKET", np.frombuffer(form, np.uint8))})

@@ -10,7 +10,7 @@ from hplm.scheduling.queue import LEAST_TOKENS
 from hplm.scheduling.scheduler import Scheduler
 from hplm.scheduling.selection import Capacity
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import Machine, one_stage, simulate_one
+from hplm.simulate.encoders import SimulatedEngine, one_stage, simulate_one
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def batch_ns(lengths, places):
 
 def _run(given_policy, load, admission=False):
     scheduler = Scheduler([policy(given_policy)], Limits(10**6, 10**9), admission, 0)
-    return simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY), load)
+    return simulate_one(scheduler, SimulatedEngine(one_stage(batch_ns), CAPACITY), load)
 
 
 def _load(rate, seconds=0.5, **options):
@@ -66,7 +66,7 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
         scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), batch_ns=batch_ns)
-        outcome = simulate_one(scheduler, Machine(slow, Capacity(4096, 4096, 4096)), load)
+        outcome = simulate_one(scheduler, SimulatedEngine(slow, Capacity(4096, 4096, 4096)), load)
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
         longest[batch_ns] = max(outcome.batches[len(outcome.batches) // 2 :])  # the first predictions are poor
@@ -79,7 +79,7 @@ def _bounded(deadline_ms, seconds=4.0):
     slow = one_stage(lambda lengths, places: 40e6 + 5e6 * len(lengths))
     load = Stream(300.0, seconds, Lengths(40, 0), allowed_ms=deadline_ms, tenants=range(20)).draw(5)
     scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), True, batch_ns=25_000_000)
-    return simulate_one(scheduler, Machine(slow, Capacity(4096, 4096, 4096)), load)
+    return simulate_one(scheduler, SimulatedEngine(slow, Capacity(4096, 4096, 4096)), load)
 
 
 def test_batches_become_longer_where_a_long_line_of_several_tenants_waits():
@@ -107,13 +107,13 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
             return super().offer(texts, now_ns)
 
     scheduler = Asking([policy("timely")], Limits(10**6, 10**9), True, 0)
-    simulate_one(scheduler, Machine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
+    simulate_one(scheduler, SimulatedEngine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
     assert min(rungs[len(load) // 2 :]) >= 2
 
 
 def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_other():
     load = Stream(1.0, 1.0, allowed_ms=(6.5, 6.5)).draw(0)
-    machine = Machine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
+    machine = SimulatedEngine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
     outcome = simulate_one(Scheduler([policy("timely")], Limits(10**6, 10**9)), machine, load)
     assert (outcome.started_ns - load.at_ns).tolist() == [2_000_000]
     assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
@@ -121,7 +121,7 @@ def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_ot
 
 def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it():
     zeros, capacity = np.zeros(20, np.int64), replace(CAPACITY, in_flight=3)
-    machine = Machine(lambda texts, places: [1e6, 3e6], capacity, stages=2)
+    machine = SimulatedEngine(lambda texts, places: [1e6, 3e6], capacity, stages=2)
     scheduler, ends = Scheduler([policy("fcfs")], Limits(10**6, 10**9)), []
     finished = scheduler.finished
     scheduler.finished = lambda batch, now, *learned: ends.append(now) or finished(batch, now, *learned)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hplm.errors import InvalidInput
-from hplm.tenants.arrival import HEADER, LONGEST_NS, Arrivals, Forwarding
+from hplm.tenants.arrival import HEADER, LONGEST_NS, ArrivalClock, Forwarding
 from tests.support.message import refusing
 
 NOW_US = 1_800_000_000_000_000
@@ -20,7 +20,7 @@ def forwarding():
 
 @pytest.fixture
 def arrivals(forwarding):
-    return Arrivals(forwarding, lambda: 1000 * NOW_US, lambda: RECEIVED_NS)
+    return ArrivalClock(forwarding, lambda: 1000 * NOW_US, lambda: RECEIVED_NS)
 
 
 def waited_ns(arrivals, parameters):
@@ -36,7 +36,7 @@ def test_a_request_arrived_when_the_front_door_says_so_and_nobody_gains_time_by_
 
 def test_what_a_model_does_between_receipt_and_this_request_is_no_time_in_the_door(forwarding):
     since_ns = 2 * 10**9  # other requests came with it and were taken before it
-    later = Arrivals(forwarding, lambda: 1000 * NOW_US + since_ns, lambda: RECEIVED_NS + since_ns)
+    later = ArrivalClock(forwarding, lambda: 1000 * NOW_US + since_ns, lambda: RECEIVED_NS + since_ns)
     assert waited_ns(later, {HEADER: str(NOW_US - 3 * SECOND_US)}) == 3 * 10**9
 
 

@@ -15,7 +15,7 @@ from builder.learning.bodies import WholeBody
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import given_head, masked_lesson
-from builder.learning.windows import Shrinking, Student, lesson_of
+from builder.learning.windows import Shrinking, SplitModel, lesson_of
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.errors import InvalidInput
@@ -79,7 +79,7 @@ def test_positions_beyond_the_longest_document_are_fitted_too(checkpoint, adapte
     lower, upper, _ = adapted
     lesson = lesson_about(checkpoint, random_documents(checkpoint.config, 2000, 40, seed=9))
     with torch.no_grad():
-        error = (Student(lower, upper).to(DEVICE)(lesson)[0] - lesson.at_split).square().sum(1)
+        error = (SplitModel(lower, upper).to(DEVICE)(lesson)[0] - lesson.at_split).square().sum(1)
     variance = lesson.at_split.var(0).sum()
     assert error[lesson.positions >= 12].mean() < 0.6 * variance
 
@@ -107,7 +107,7 @@ def test_distinct_windows_are_computed_once_and_nothing_is_lost(checkpoint, docu
     assert not (kept[:, 0] & ~kept[:, 2] & (whole[:, 2] != 0)).any()  # the left neighbour goes first
     with torch.no_grad():
         expected = Window(3).aggregate(lower(torch.from_numpy(shrunk)))
-        assert torch.allclose(Student(lower, upper).to(DEVICE).sums(lesson).cpu(), expected, atol=1e-5)
+        assert torch.allclose(SplitModel(lower, upper).to(DEVICE).sums(lesson).cpu(), expected, atol=1e-5)
 
 
 def test_without_steps_only_the_closed_form_is_fitted(checkpoint, documents, adapted, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
-from builder.learning.loop import Diverged, Group, Training, train
+from builder.learning.loop import Diverged, ParameterGroup, Training, train
 from builder.learning.progress import Exam, Progress
 from builder.store import resumable
 from tests.builder.training.small_tenants import made
@@ -26,7 +26,7 @@ def training_of(module, score, loss_of=None, **options):
         taken[0] += 1
         return module(torch.ones(1)).square().sum(), 1
 
-    groups = [Group(0.1, dict(module.named_parameters()))]
+    groups = [ParameterGroup(0.1, dict(module.named_parameters()))]
     return Training(
         "learning", DEVICE, groups, lambda first: iter(range(first, 1000)), loss_of or learned,
         lambda: Exam(score(taken[0]), 0.0, 0.1), WAY_OUT, **options,
