@@ -241,15 +241,15 @@ class TimedDecoder(Decoder):
 class Bench:
     """A loop that one thread drives, on an exported decoder."""
 
-    def __init__(self, folder: Path, seats: int = 16) -> None:
+    def __init__(self, folder: Path, max_sequences: int = 16) -> None:
         backbone = Backbone(folder / "1")
         self.config = config = backbone.config
         self.view, upper = backbone.view, backbone.upper()
         self.weights = sum(weight.numel() for weight in upper.parameters())
         cache = Cache(CACHE_TOKENS, config.positions, config.upper_layers, config.key_width, CPU)
-        self.running = RunningSequences(cache, seats, STEP_TOKENS, finished=0)  # rounds have the same prompts
+        self.running = RunningSequences(cache, max_sequences, STEP_TOKENS, finished=0)  # rounds have the same prompts
         self.queue = SequenceQueue(policy("timely"), Limits(100_000, 10**10), self.running)
-        stager = DecoderStager(backbone, cache, seats)
+        stager = DecoderStager(backbone, cache, max_sequences)
         self.decoder = TimedDecoder(upper, CPU, torch.float32)
         self.loop = Loop(self.queue, stager, self.decoder, ())
 

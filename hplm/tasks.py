@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from hplm.arrays import Array, together
-from hplm.errors import InvalidInput
-from hplm.levels.calibration import (
+from hplm.calibration import (
     UNKNOWN,
     Calibration,
     Evidence,
@@ -23,6 +22,7 @@ from hplm.levels.calibration import (
     of_least_certain_label,
     of_least_certain_row,
 )
+from hplm.errors import InvalidInput
 from hplm.model.word_spans import first_tokens, words_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from builder.store.store import Store, TenantVersion
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
-from hplm.levels.calibration import Calibration
+from hplm.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import ABSENT

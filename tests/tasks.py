@@ -13,7 +13,7 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
-from hplm.levels.calibration import Calibration
+from hplm.calibration import Calibration
 from hplm.tasks import find_task
 from testing.random_store import change_version, random_store
 from testing.reference import Reference

@@ -15,7 +15,7 @@ from hplm.cli.show import columns
 from hplm.cli.tenant import Id
 
 if TYPE_CHECKING:
-    from hplm.levels.calibration import Calibration
+    from hplm.calibration import Calibration
 
 
 def calibrate(
@@ -43,7 +43,7 @@ def calibrate(
 
 
 def _calibration_text(report: dict[str, Any], calibration: Calibration) -> str:
-    from hplm.levels.calibration import Calibration
+    from hplm.calibration import Calibration
 
     lines = [
         f"{report['tenant']} version {report['version']} in {report['precision']}: {calibration.kind}, from "

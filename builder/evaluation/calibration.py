@@ -22,9 +22,9 @@ from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
+from hplm.calibration import Calibration, Evidence
 from hplm.engine.engine import Precision
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import Calibration, Evidence
 
 
 def calibrate_tenant(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hplm.arrays import Array
-from hplm.levels.calibration import Calibration, Evidence
+from hplm.calibration import Calibration, Evidence
 
 TEMPERATURES = (0.05, 100.0)  # the range that is searched
 STEPS = 40  # of the grid over this range

@@ -16,7 +16,7 @@ from builder.store.store import TenantVersion
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
 from hplm.arrays import Array
-from hplm.levels.calibration import Calibration
+from hplm.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.tasks import TextAnswer, softmax
 

@@ -25,9 +25,9 @@ from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example, hash_of, read_unlabelled
 from builder.training.data import file_of
 from hplm.adapters.layout import exit_layout
+from hplm.calibration import Calibration
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge
 

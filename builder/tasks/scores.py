@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from builder.tasks.examples import Example
-from hplm.levels.calibration import Evidence
+from hplm.calibration import Evidence
 from hplm.tasks import TASKS, TextAnswer
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer

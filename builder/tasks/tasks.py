@@ -15,8 +15,8 @@ from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
+from hplm.calibration import Evidence
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Evidence
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 

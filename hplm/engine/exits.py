@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hplm.arrays import Array
+from hplm.calibration import UNKNOWN, confidences
 from hplm.engine.request import Guess, Text
-from hplm.levels.calibration import UNKNOWN, confidences
 from hplm.tasks import TextAnswer
 from hplm.tenants.snapshot import Tenant
 

@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from hplm.arrays import Array, joined, together
+from hplm.calibration import Calibration
 from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken, HplmError
-from hplm.levels.calibration import Calibration
 from hplm.model import faults
 from hplm.tasks import Answers, ReadEach, TextAnswer
 

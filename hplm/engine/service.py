@@ -158,7 +158,7 @@ class EncoderService:
             tenant = request.tenant
             request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             costs, asked = tenant.costs, request.head.rung
-            # It is load also if it asks for a tier. It gets that, the cheapest if there are fewer, or what the load allows.
+            # It is load also if it asks for a rung. It gets that, the cheapest if there are fewer, or what the load allows.
             allowed = self.encoder.rung(request.tenant_number, request.form.tokens, costs)
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
             if request.with_confidence and (team := request.team) is not None:

@@ -91,7 +91,7 @@ class SequenceAnswers:
             sequence.finish = reason
             if choice in mine:
                 self._leave(sequence)
-            self._end(sequence, sequence.saying.end() if reason == DEADLINE else "")
+            self._end(sequence, sequence.detokenizer.end() if reason == DEADLINE else "")
 
     def fail(self, request: DecoderRequest, error: HplmError) -> None:
         with self._lock:

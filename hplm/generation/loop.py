@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hplm.errors import DeadlineMissed, Draining, InvalidInput, QueueFull
 from hplm.generation.answering import SequenceAnswers, Staging, say
-from hplm.generation.choosing import choose
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import CANCELLED, DEADLINE, DecoderRequest, Sequence, Token
 from hplm.generation.running import Planned, halves
+from hplm.generation.sampler import sample
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
 from hplm.model import faults
@@ -70,7 +70,7 @@ class Loop:
         self._now_ns = now_ns
         self._together = together or nullcontext()
         self._device_failed = device_failed
-        self._in_flight = in_flight or InFlight(1, running.seats)
+        self._in_flight = in_flight or InFlight(1, running.max_sequences)
         self._lock = threading.RLock()
         self._computing = self._cancelling = self._abandoned = False
         self._began_ns = 0  # when the step was planned
@@ -275,7 +275,7 @@ class Loop:
                 return []
             logits = self._decoder.run(step)
             complete = [one.sequence for one in step.planned if one.completes]
-            tokens = choose(logits, complete, self._end_ids) if complete else []
+            tokens = sample(logits, complete, self._end_ids) if complete else []
         finally:
             self._decoder.wait()  # a step that failed, or gave no token, may still read what ends with a request
         for one in step.planned:

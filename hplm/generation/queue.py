@@ -36,19 +36,19 @@ class SequenceQueue(Queues[Sequence]):
         if not len(columns) and not running.further:
             return started
         while goes_on and (capacity := running.capacity).texts > 0 and capacity.tokens > 0:
-            levels = running.levels()
-            further = min(running.further, key=lambda one: levels[one.tenant], default=None)
-            level, indexes = self._least(levels)
-            if further is not None and levels[further.tenant] <= level:
+            shares = running.tenant_shares()
+            further = min(running.further, key=lambda one: shares[one.tenant], default=None)
+            share, indexes = self._least(shares)
+            if further is not None and shares[further.tenant] <= share:
                 goes_on = running.start_from(running.further, further, take)
                 started += [further] if goes_on else []
                 continue
-            if not len(indexes) or (level and running.uncomputed >= running.step_tokens):
+            if not len(indexes) or (share and running.uncomputed >= running.step_tokens):
                 break
             taken: list[int] = []
             for index in self._queue.select(start_ns, capacity, not running.sequences, indexes).indexes.tolist():
                 sequence = columns.text(index)
-                if running.levels()[sequence.tenant] > level:
+                if running.tenant_shares()[sequence.tenant] > share:
                     continue  # another one of its tenant has started
                 if not (goes_on := take(sequence)):
                     break
@@ -71,16 +71,16 @@ class SequenceQueue(Queues[Sequence]):
         """Returns when the next sequence expires, or NEVER."""
         return self._queue.earliest(predicts=False)
 
-    def _least(self, levels: Mapping[int, int]) -> tuple[float, Array]:
-        """Returns the lowest level of all tenants with waiting sequences, and the indexes of their sequences."""
+    def _least(self, shares: Mapping[int, int]) -> tuple[float, Array]:
+        """Returns the lowest share of all tenants with waiting sequences, and the indexes of their sequences."""
         columns = self._queue.columns
         of_tenant = np.zeros(columns.tenants, dtype=np.int64)
-        for tenant, level in levels.items():
+        for tenant, share in shares.items():
             if (number := columns.number_of(tenant)) is not None:
-                of_tenant[number] = level
+                of_tenant[number] = share
         found = of_tenant[columns.tenant]
-        level = found.min() if len(found) else inf
-        return level, np.flatnonzero(found == level)
+        share = found.min() if len(found) else inf
+        return share, np.flatnonzero(found == share)
 
     def _admit(self, texts: Many[Sequence], now_ns: int) -> None:
         """Weighs the sequence by all choices of its request, as long as they are expected to be."""

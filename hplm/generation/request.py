@@ -15,8 +15,8 @@ from hplm.adapters.slots import Slots
 from hplm.arrays import Array
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
+from hplm.generation.detokenizer import Decode, Detokenizer
 from hplm.generation.sampling import Sampling, seed_of
-from hplm.generation.saying import Decode, Saying
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
@@ -129,7 +129,7 @@ class Sequence:
         self.ids = request.prompt.copy()
         self.addresses: list[int] = request.addresses.tolist()  # of the rows of `ids`; the newest may still be missing
         self.seed = seed_of(request.seed, choice)
-        self.saying = Saying(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
+        self.detokenizer = Detokenizer(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None
         self.echo = request.echo  # said before its first text
         # While it runs:
@@ -170,13 +170,13 @@ class Sequence:
         self.ids.append(token.id)
         if token.id in sampling.stop_token_ids or (token.id in end_ids and not sampling.ignore_eos):
             self.finish = STOP
-            return self.saying.end()
-        text = self.saying.add([token.id], self.generated >= sampling.min_tokens)
-        if self.saying.stopped:
+            return self.detokenizer.end()
+        text = self.detokenizer.add([token.id], self.generated >= sampling.min_tokens)
+        if self.detokenizer.stopped:
             self.finish = STOP
         elif self.generated >= sampling.max_tokens:
             self.finish = LENGTH
-            text += self.saying.end()
-            if self.saying.stopped:
+            text += self.detokenizer.end()
+            if self.detokenizer.stopped:
                 self.finish = STOP
         return text

@@ -65,15 +65,17 @@ def age(sequence: Sequence) -> tuple[int, int]:
 class RunningSequences:
     """The loop's thread owns it, and the cache. The oldest sequence always gets on: others are put back for it if need be."""
 
-    def __init__(self, cache: Cache, seats: int, step_tokens: int, finished: int = FINISHED) -> None:
-        """`seats`: the most sequences that run together. `step_tokens`: the most tokens of a step.
+    def __init__(self, cache: Cache, max_sequences: int, step_tokens: int, finished: int = FINISHED) -> None:
+        """`max_sequences`: the most sequences that run together. `step_tokens`: the most tokens of a step.
 
         `finished`: the most finished sequences that are remembered.
         """
-        if not 0 < seats <= step_tokens:
-            raise InvalidInput(f"{seats} sequences do not fit in a step of {step_tokens} tokens: give 1 to {step_tokens}")
+        if not 0 < max_sequences <= step_tokens:
+            raise InvalidInput(
+                f"{max_sequences} sequences do not fit in a step of {step_tokens} tokens: give 1 to {step_tokens}"
+            )
         self.cache = cache
-        self.seats = seats
+        self.max_sequences = max_sequences
         self.step_tokens = step_tokens
         self.share = 1.0  # of `max_tokens` that answers have, a running mean
         self.sequences: list[Sequence] = []  # the oldest first
@@ -105,21 +107,21 @@ class RunningSequences:
     @property
     def capacity(self) -> Capacity:
         """Returns what may start now. Tokens are those that sequences are expected to have in the end."""
-        seats = 0 if self.returning else self.seats - len(self.sequences)
-        return Capacity(self.spare, seats, seats)
+        room = 0 if self.returning else self.max_sequences - len(self.sequences)
+        return Capacity(self.spare, room, room)
 
-    def levels(self) -> Counter[int]:
+    def tenant_shares(self) -> Counter[int]:
         """Returns the part that each tenant has of the sequences or of the cache, the larger one, in whole sequences."""
         counts: Counter[int] = Counter()
         places: Counter[int] = Counter()
         for sequence in self.sequences:
             counts[sequence.tenant] += 1
             places[sequence.tenant] += self.places(sequence)
-        return counts | Counter({tenant: own * self.seats // self.cache.tokens for tenant, own in places.items()})
+        return counts | Counter({tenant: own * self.max_sequences // self.cache.tokens for tenant, own in places.items()})
 
     def start(self, sequence: Sequence) -> bool:
         """Gives the sequence blocks. Returns False if there are none, or if those that run need the rest."""
-        if len(self.sequences) >= self.seats:
+        if len(self.sequences) >= self.max_sequences:
             return False
         forgotten = self._forgotten_for(sequence)
         if forgotten is None:

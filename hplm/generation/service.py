@@ -121,7 +121,7 @@ class DecoderService:
         tenant = admit(view.snapshot, form.parameters, now, self._backbone.is_stale)
         if number_of(0, tenant.uid) in self._refused:
             raise refusal(tenant.id)
-        asked_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one tier
+        asked_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one rung
         if (form.text is None) == (form.messages is None):
             raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
         sampling = sampling_of(form.parameters, form.sampling)

@@ -44,7 +44,7 @@ class TicketHead(NamedTuple):
     deadline_ns: int = 0  # 0: no deadline
     waited_ns: int = 0  # from its arrival until lookup got it
     top_k: int = 0  # 0: not requested
-    rung: int = 0  # of the tenant's tiers that the request asks for, from 1, the dearest; 0: the engine chooses
+    rung: int = 0  # of the tenant's that the request asks for, from 1, the dearest; 0: the engine chooses
     outputs: int = 0  # that the request wants, as bits; 0: all
 
     @property

@@ -1,8 +1,8 @@
-"""Chooses by load how dear answers are: the rung of its tenant's ladder that a request gets.
+"""Chooses by load how dear answers are: the rung that a request gets.
 
-A tenant's ladder lists ways to answer, the dearest first, with the cost of each. The governor has one rung for all tenants
-that ask for more than their fair share. It goes down when a crowd waits, and up when it is calm and the load would stay
-below a bound. Tenants within their fair share have the dearest way, whatever the others do.
+A tenant has rungs, the dearest first, with the cost of each. The governor has one rung for all tenants that ask for more than
+their fair share. It goes down when a crowd waits, and up when it is calm and the load would stay below a bound. Tenants within
+their fair share have the dearest rung, whatever the others do.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from hplm.adapters.layout import Layout, adapter_layout, exit_layout, head_layout
+from hplm.calibration import Calibration
 from hplm.errors import MISFITS, InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task

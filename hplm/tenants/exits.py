@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from hplm.adapters.record import Record
-from hplm.levels.calibration import TEMPERATURE, Calibration
+from hplm.calibration import TEMPERATURE, Calibration
 
 MOST_PLANS = 16  # each request looks at all of them
 Share = Annotated[float, Meta(ge=0, le=1)]

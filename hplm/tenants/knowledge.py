@@ -15,8 +15,8 @@ from hplm.adapters.heads import size_for, sized
 from hplm.adapters.layout import Layout
 from hplm.adapters.record import Record, has_content
 from hplm.adapters.records import LayoutWeights, RecordFile, pack
+from hplm.calibration import TEMPERATURE, Calibration
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch
 from hplm.tasks import TASKS, Task
 from hplm.tenants.exits import Exits

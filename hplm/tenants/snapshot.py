@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from hplm.adapters.record import Record
+from hplm.calibration import TEMPERATURE, Calibration
 from hplm.errors import Broken, InvalidInput, NoTenant
-from hplm.levels.calibration import TEMPERATURE, Calibration
 from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, ObjectStore

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from hplm.adapters.record import Record
-from hplm.levels.calibration import Calibration
+from hplm.calibration import Calibration
 
 MOST = 16  # members: each is a text of its own in the queue
 

@@ -13,8 +13,8 @@ from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
+from hplm.calibration import Calibration
 from hplm.doctor import checks
-from hplm.levels.calibration import Calibration
 from hplm.location import location_of
 from hplm.model.weights import load_weights, save_weights
 from hplm.registry.opening import opened

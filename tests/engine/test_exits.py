@@ -12,9 +12,9 @@ import torch
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
+from hplm.calibration import UNKNOWN, Calibration
 from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
 from hplm.errors import HplmError, Internal
-from hplm.levels.calibration import UNKNOWN, Calibration
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot

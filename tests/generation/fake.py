@@ -38,8 +38,8 @@ class Fake:
     def addresses(self, source, prompt):
         return np.zeros(len(prompt), dtype=np.int64)
 
-    def machine(self, world, cache, seats):
-        machine = Machine(world, cache, seats)
+    def machine(self, world, cache, max_sequences):
+        machine = Machine(world, cache, max_sequences)
         return machine, machine
 
     def all_logits(self, ids, source):
@@ -59,9 +59,9 @@ def logits_of(marks):
 class Machine:
     """Stages and computes for a `Fake`. It meets the world's next fault, and tells whom it hit."""
 
-    def __init__(self, world, cache, seats):
+    def __init__(self, world, cache, max_sequences):
         self.held, self.busy = set(), False
-        self._world, self._cache, self._seats = world, cache, seats
+        self._world, self._cache, self._max_sequences = world, cache, max_sequences
         cache.meets = self._meets
 
     def hold(self, sequence):
@@ -76,7 +76,7 @@ class Machine:
 
     def stage(self, planned, broken):
         sequences = [one.sequence for one in planned]
-        assert len(planned) <= self._seats and sum(one.count for one in planned) <= self._world.step_tokens
+        assert len(planned) <= self._max_sequences and sum(one.count for one in planned) <= self._world.step_tokens
         assert len({*sequences}) == len(planned) and self.held.issuperset(sequences)
         if self._meets("stage", sequences, Internal):
             raise ValueError(UNEXPECTED[1])

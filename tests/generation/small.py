@@ -49,8 +49,8 @@ class Served:
     def addresses(self, source, prompt):
         return source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
 
-    def machine(self, world, cache, seats):
-        return DecoderStager(self, cache, seats), Decoder(self.backbone.upper(), DEVICE, torch.float32)
+    def machine(self, world, cache, max_sequences):
+        return DecoderStager(self, cache, max_sequences), Decoder(self.backbone.upper(), DEVICE, torch.float32)
 
     def all_logits(self, ids, source) -> torch.Tensor:
         """Returns the logits of the token behind each token."""

@@ -39,7 +39,7 @@ class Decoders:
         self.chance = chance = random.Random(seed)
         self.settings = {
             "tokens": chance.choice([64, 96, 96, 128, 224]),
-            "seats": chance.choice([1, 3, 6, 8]),
+            "max_sequences": chance.choice([1, 3, 6, 8]),
             "step_tokens": chance.choice([8, 32, 200]),
             "order": chance.choice(["fcfs", "timely", "sjf", "das", Wrong(chance)]),
             "limit": chance.choice([4, 1000]),
@@ -121,7 +121,7 @@ class Decoders:
 
     def check_limits(self):
         world, sequences = self.world, self.world.running.sequences
-        assert len(sequences) <= self.settings["seats"] and len(world.queue) <= world.limit
+        assert len(sequences) <= self.settings["max_sequences"] and len(world.queue) <= world.limit
         assert self.is_real or world.stager.held == {*sequences}
         assert not self.abandoned or all(said.ended for said in world.said)
 

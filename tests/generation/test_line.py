@@ -41,7 +41,7 @@ def test_the_memory_of_waiting_requests_is_counted(tokens, more, echo):
 @pytest.mark.parametrize(("order", "priority", "late_first"), [("fcfs", 0, False), ("sjf", 0, True), ("fcfs", 1, True)])
 def test_policies_and_priorities_choose_who_starts(order, priority, late_first):
     """The later request is shorter."""
-    world = World(Fake(), seats=1, order=order)
+    world = World(Fake(), max_sequences=1, order=order)
     world.ask([3], greedy(3))
     world.step()
     early, late = (world.ask([3] * size, greedy(3), priority=own) for size, own in ((30, 0), (5, priority)))
@@ -51,7 +51,7 @@ def test_policies_and_priorities_choose_who_starts(order, priority, late_first):
 
 def test_a_claimed_arrival_takes_no_room_from_those_before():
     """Both start, as if answers were short. The world sees whether the oldest is put back."""
-    world = World(Fake(), tokens=64, seats=2, share=0.1)
+    world = World(Fake(), tokens=64, max_sequences=2, share=0.1)
     early, late = (world.ask([3] * 8, greedy(40), waited_ns=waited) for waited in (0, 10**12))
     while not early.ended:
         world.step()
@@ -61,7 +61,7 @@ def test_a_claimed_arrival_takes_no_room_from_those_before():
 
 def test_what_waits_starts_when_another_one_has_ended_while_the_others_go_on():
     """Early cleaning (TCB 4.2.2): what it held is free before the next step."""
-    world = World(Fake(), seats=2)
+    world = World(Fake(), max_sequences=2)
     short, long, waits = (world.ask([3], greedy(most)) for most in (5, 60, 50))
     while not short.ended:
         world.step()
@@ -94,7 +94,7 @@ TENANTS, WAITING = 8, 6
 @pytest.mark.parametrize("more", [{}, {"n": 16}, {"most": 400}, {"prompt": 400}])
 def test_no_tenant_gets_more_by_several_choices_or_longer_texts(more, settings):
     """Tenants ask again as soon as one of their answers has ended. The first one asks for more than the others."""
-    world, asked = World(Fake(TENANTS), **{"tokens": 4096, **settings}, seats=16), [[] for _ in range(TENANTS)]
+    world, asked = World(Fake(TENANTS), **{"tokens": 4096, **settings}, max_sequences=16), [[] for _ in range(TENANTS)]
     for _ in range(250):
         for tenant, own in enumerate(asked):
             given = {"n": 1, "most": 40, "prompt": 20} | ({} if tenant else more)
@@ -108,7 +108,7 @@ def test_no_tenant_gets_more_by_several_choices_or_longer_texts(more, settings):
 
 def test_a_lone_tenant_has_all():
     """Shares hold nobody back while nobody else waits."""
-    world = World(Fake(), seats=16)
+    world = World(Fake(), max_sequences=16)
     said = world.ask([3] * 20, greedy(40, n=16))
     world.step(4)
     assert said.request.generated > 16, "not all choices run at once"
@@ -116,7 +116,7 @@ def test_a_lone_tenant_has_all():
 
 def test_further_choices_wait_as_requests_of_their_tenant_do():
     """With two sequences at once, another tenant comes between the first choice and the others, which no policy sees."""
-    world = World(Fake(), seats=2)
+    world = World(Fake(), max_sequences=2)
     many = world.ask([3], greedy(6, n=4))
     world.step()
     other = world.ask([4], greedy(3), tenant=1)
@@ -131,7 +131,7 @@ def test_further_choices_wait_as_requests_of_their_tenant_do():
 @pytest.mark.parametrize("alone", [{1}, {1, 2}])
 def test_who_runs_alone_shares_no_step_and_all_get_on(alone):
     """Such a tenant may have ended an engine. Others have steps between its own."""
-    world = World(Fake(), seats=8)
+    world = World(Fake(), max_sequences=8)
     world.loop.alone = frozenset(alone)
     asked = [world.ask([3, 4, 5], greedy(10), tenant, seed=number) for number, tenant in enumerate((0, 1, 2, 3, 1))]
     steps, stage = [], world.stager.stage

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
-from hplm.generation.choosing import CANDIDATES, choose
+from hplm.generation.sampler import CANDIDATES, sample
 from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, sampling_of, seed_of, uniform
 from hplm.generation.settings import read_settings
 from tests.generation.world import growing
@@ -26,7 +26,7 @@ def logits_of(seed, vocabulary=VOCABULARY, spread=3.0):
 
 
 def chosen(logits, *sequences, end_ids=()):
-    return [token.id for token in choose(logits.clone(), sequences, end_ids)]
+    return [token.id for token in sample(logits.clone(), sequences, end_ids)]
 
 
 def distribution(logits, sampling, ids=(), answered=0, barred=()):
@@ -150,7 +150,7 @@ def test_logprobs_are_those_of_the_model_alone():
     logits = logits_of(6)
     plain = logits[0].log_softmax(0)
     plainly = Sampling(temperature=0, logit_bias={3: 100.0})
-    token, untold = choose(logits.repeat(2, 1), [growing(replace(plainly, logprobs=2), 0, 0), growing(plainly, 0, 0)], ())
+    token, untold = sample(logits.repeat(2, 1), [growing(replace(plainly, logprobs=2), 0, 0), growing(plainly, 0, 0)], ())
     assert token.id == 3 and token.logprob == pytest.approx(float(plain[3]))
     values, ids = plain.topk(2)
     assert [id for id, _ in token.likeliest] == ids.tolist()

@@ -75,7 +75,7 @@ def served():
 @pytest.mark.parametrize("help_at_once", [False, True])
 def test_requests_of_many_threads_get_all_their_pieces_and_one_end(help_at_once):
     """Also if another thread takes in, expires and starts beside each step."""
-    served = Served(help_at_once=help_at_once, tokens=256, seats=6, limit=10_000)
+    served = Served(help_at_once=help_at_once, tokens=256, max_sequences=6, limit=10_000)
 
     def client(number):
         chance, asked = random.Random(number), []
@@ -180,7 +180,7 @@ def test_a_request_whose_prompt_was_not_read_gets_one_end(served, way):
 
 
 def test_closing_answers_who_runs_who_waits_and_whose_prompt_is_read():
-    served = Served(seats=1)
+    served = Served(max_sequences=1)
     with Hold() as steps, Hold() as reading:
         served.hold_steps(steps)
         asked = [served.ask([3], greedy(400)) for _ in range(5)]

@@ -12,11 +12,11 @@ import torch
 
 from hplm.errors import HplmError
 from hplm.generation.cache import Cache, places_of, table_of
-from hplm.generation.choosing import choose
 from hplm.generation.loop import Loop
 from hplm.generation.queue import SequenceQueue
 from hplm.generation.request import LENGTH, STOP, AnswerPart, DecoderRequest
 from hplm.generation.running import RunningSequences
+from hplm.generation.sampler import sample
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
@@ -126,7 +126,7 @@ class World:
     """A loop whose steps take a millisecond each, and all requests that it took."""
 
     def __init__(
-        self, model, tokens=1024, seats=8, step_tokens=64, order="fcfs", limit=1000,
+        self, model, tokens=1024, max_sequences=8, step_tokens=64, order="fcfs", limit=1000,
         block=16, share=1.0, clock=None,
     ) -> None:  # fmt: skip
         """`share`: the part of `max_tokens` that answers are expected to have. With little, many start and are put back."""
@@ -138,10 +138,10 @@ class World:
         dtype = torch.float64 if isinstance(model, Fake) else torch.float32
         self.cache = Poisoned(tokens, config.positions, config.upper_layers, config.key_width, dtype, block)
         choice = policy(order) if isinstance(order, str) else order
-        self.running = RunningSequences(self.cache, seats, step_tokens)
+        self.running = RunningSequences(self.cache, max_sequences, step_tokens)
         self.running.share = share
         self.queue = SequenceQueue(choice, Limits(limit, 10**9), self.running)
-        self.stager, self.decoder = model.machine(self, self.cache, seats)
+        self.stager, self.decoder = model.machine(self, self.cache, max_sequences)
         self.meter = Meter()
         self.ended = 0  # how often the process would have ended
         parts = self.queue, self.stager, self.decoder, self.model.config.end_ids
@@ -266,7 +266,7 @@ def same_as_reference(model, said: Said, choice: int = 0) -> int:
     of_each = model.all_logits([*ids, *found], request.tenant)[prompt - 1 :]
 
     def chosen(logits, grown):
-        return choose(logits[None].clone(), [grown], model.config.end_ids)[0].id
+        return sample(logits[None].clone(), [grown], model.config.end_ids)[0].id
 
     for place, (token, logits) in enumerate(zip(found, of_each, strict=False)):
         grown = growing(replace(sampling, logprobs=None), seed, place, ids)

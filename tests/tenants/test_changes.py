@@ -12,8 +12,8 @@ import pytest
 
 from builder.publish.live import Trained
 from builder.store.store import TenantVersion
+from hplm.calibration import Calibration
 from hplm.errors import Broken, InvalidInput, OutOfCapacity
-from hplm.levels.calibration import Calibration
 from hplm.location import location_of
 from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import CopiedRegistry

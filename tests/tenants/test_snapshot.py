@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
+from hplm.calibration import Calibration
 from hplm.errors import Broken, InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.tenants.exits import Plan
 from hplm.tenants.keys import Key
 from hplm.tenants.snapshot import LIMITS, Snapshot, checked

@@ -19,9 +19,9 @@ from builder.publish.live import add_domain, update_domain
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
 from hplm.adapters.heads import sized
+from hplm.calibration import Calibration
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError
-from hplm.levels.calibration import Calibration
 from hplm.lookup.views import View
 from hplm.registry.folder import LOCK, WRITING, Folder
 from hplm.registry.pointer import KEPT_SNAPSHOTS, begin

@@ -13,9 +13,9 @@ from builder.evaluation.fitting import Cases, fitted
 from builder.store.seen import SeenTexts
 from builder.tasks.division import seen_after
 from builder.tasks.tasks import training_task
+from hplm.calibration import Calibration
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
-from hplm.levels.calibration import Calibration
 from hplm.tasks import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference

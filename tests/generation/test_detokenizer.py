@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hplm.generation.saying import MOST_HELD, Saying
+from hplm.generation.detokenizer import MOST_HELD, Detokenizer
 
 
 def by_bytes(ids):
@@ -31,38 +31,38 @@ def in_pieces(*pieces, decode=by_bytes):
     return lambda ids: decode(b"".join(pieces[id] for id in ids))
 
 
-def said(saying, ids):
+def said(detokenizer, ids):
     parts = []
     for id in ids:
-        parts.append(saying.add([id]))
-        if saying.stopped:
+        parts.append(detokenizer.add([id]))
+        if detokenizer.stopped:
             return parts
-    return [*parts, saying.end()]
+    return [*parts, detokenizer.end()]
 
 
 @pytest.mark.parametrize(
-    ("saying", "ids", "parts"),
+    ("detokenizer", "ids", "parts"),
     [
-        (Saying(with_spaces), [0, 1, 2], ["w0", " w1", " w2", ""]),
-        (Saying(with_spaces, before=[8, 9]), [1, 2], [" w1", " w2", ""]),
-        (Saying(with_spaces), [1, 99, 2, 99, 99], ["w1", "", " w2", "", "", ""]),
-        (Saying(by_bytes, ["abcd"]), b"xabcx", ["x", "", "", "", "abcx", ""]),
-        (Saying(by_bytes, ["abcd"]), b"xabc", ["x", "", "", "", "abc"]),
-        (Saying(in_pieces(b"hello ", b"wor", b"ld. And", b" more"), ["ld. A"]), range(4), ["hello ", "wor", ""]),
-        (Saying(by_bytes), b"ab\xf0\x9f", ["a", "b", "", "", "\ufffd"]),
-        (Saying(by_runs, before="水火".encode()[-4:]), "木a".encode(), ["", "", "木", "a", ""]),
-        (Saying(by_runs, before=b"\xff"), b"a", ["a", ""]),
+        (Detokenizer(with_spaces), [0, 1, 2], ["w0", " w1", " w2", ""]),
+        (Detokenizer(with_spaces, before=[8, 9]), [1, 2], [" w1", " w2", ""]),
+        (Detokenizer(with_spaces), [1, 99, 2, 99, 99], ["w1", "", " w2", "", "", ""]),
+        (Detokenizer(by_bytes, ["abcd"]), b"xabcx", ["x", "", "", "", "abcx", ""]),
+        (Detokenizer(by_bytes, ["abcd"]), b"xabc", ["x", "", "", "", "abc"]),
+        (Detokenizer(in_pieces(b"hello ", b"wor", b"ld. And", b" more"), ["ld. A"]), range(4), ["hello ", "wor", ""]),
+        (Detokenizer(by_bytes), b"ab\xf0\x9f", ["a", "b", "", "", "\ufffd"]),
+        (Detokenizer(by_runs, before="水火".encode()[-4:]), "木a".encode(), ["", "", "木", "a", ""]),
+        (Detokenizer(by_runs, before=b"\xff"), b"a", ["a", ""]),
     ],
 )
-def test_a_text_comes_in_these_parts(saying, ids, parts):
-    assert said(saying, ids) == parts
+def test_a_text_comes_in_these_parts(detokenizer, ids, parts):
+    assert said(detokenizer, ids) == parts
 
 
 def test_bytes_that_never_become_a_character_are_not_held_for_ever():
-    saying = Saying(by_bytes)
-    assert "".join(saying.add([0xFF]) for _ in range(3 * MOST_HELD)) == "\ufffd" * 3 * MOST_HELD
-    assert saying.end() == ""
-    assert "".join(said(Saying(by_bytes), b"\xff\xfea")) == "\ufffd\ufffda"
+    detokenizer = Detokenizer(by_bytes)
+    assert "".join(detokenizer.add([0xFF]) for _ in range(3 * MOST_HELD)) == "\ufffd" * 3 * MOST_HELD
+    assert detokenizer.end() == ""
+    assert "".join(said(Detokenizer(by_bytes), b"\xff\xfea")) == "\ufffd\ufffda"
 
 
 STOPS = st.lists(st.text("ab 水👍", min_size=1, max_size=3), max_size=2)
@@ -78,7 +78,7 @@ def test_any_text_cut_anywhere_is_said_up_to_its_first_stop_string(decode, text,
         size = data.draw(st.integers(1, 6))
         pieces.append(raw[:size])
         raw = raw[size:]
-    saying = Saying(in_pieces(*pieces, decode=decode), stops)
+    detokenizer = Detokenizer(in_pieces(*pieces, decode=decode), stops)
     found = [text.index(stop) for stop in stops if stop in text]
-    assert "".join(said(saying, range(len(pieces)))) == (text[: min(found)] if found else text)
-    assert saying.stopped == bool(found)
+    assert "".join(said(detokenizer, range(len(pieces)))) == (text[: min(found)] if found else text)
+    assert detokenizer.stopped == bool(found)

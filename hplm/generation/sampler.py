@@ -16,7 +16,7 @@ CANDIDATES = 256  # the likeliest tokens, which nearly always hold all that `top
 
 
 @torch.inference_mode()
-def choose(logits: Tensor, sequences: Many[Sequence], end_ids: Many[int]) -> list[Token]:
+def sample(logits: Tensor, sequences: Many[Sequence], end_ids: Many[int]) -> list[Token]:
     """Returns the next token of each sequence. `logits`: sequences x vocabulary, fp32. They are changed."""
     settings = [sequence.request.sampling for sequence in sequences]
     told = [row for row, sampling in enumerate(settings) if sampling.logprobs is not None]

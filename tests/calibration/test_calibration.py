@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builder.evaluation.fitting import calibration_error
-from hplm.levels.calibration import UNKNOWN, Calibration, Evidence, confidences, of_first_row
+from hplm.calibration import UNKNOWN, Calibration, Evidence, confidences, of_first_row
 
 
 def test_softmax_and_temperature_give_the_values_of_the_paper():

@@ -10,7 +10,7 @@ BROKEN = "\ufffd"  # what a decoder gives for bytes that are no whole character
 MOST_HELD = 16  # tokens that are held back for a character: none has more bytes
 
 
-class Saying:
+class Detokenizer:
     """Holds back the part of an answer that may not be said yet. The answer ends before its first stop string.
 
     A token's text depends on the tokens before it: a decoder may drop a first space, or join bytes. So the tokens that were

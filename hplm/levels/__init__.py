@@ -1,1 +1,0 @@
-"""The confidence of answers: calibrations, and the evidence that they rest on."""
