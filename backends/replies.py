@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from hplm.errors import RESEND, Draining, HplmError, InvalidInput, OutOfCapacity, for_client, told, word_of
+from hplm.errors import RESEND, Draining, HplmError, InvalidInput, OutOfCapacity, for_client, logged_error, word_of
 from hplm.location import location_of
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
@@ -291,7 +291,7 @@ def flag(inputs: Inputs, name: str, otherwise: bool = False) -> bool:
 
 def failure(error: Exception, doing: str = "the request", resends: bool = False) -> pb_utils.InferenceResponse:
     """Returns an error response. `doing` names what failed, for exceptions that are not an `HplmError`."""
-    own = told(error, doing)
+    own = logged_error(error, doing)
     return failure_with(own.status_for(resends), own.wire())
 
 

@@ -155,13 +155,13 @@ class AnsweredTexts:
         return (self.labels == self.wanted_numbers).astype(float)
 
     def way(self, leaving: Plan) -> ExitResult:
-        left, texts = self.answered.left_at(leaving), np.arange(len(self.wanted_numbers))
+        left, texts = self.answered.exits_of(leaving), np.arange(len(self.wanted_numbers))
         return ExitResult(self.answered.cost_of(leaving), Estimate.of(self.right[-1] - self.right[left, texts]))
 
     def lost_at_random(self, leaving: Plan) -> float:
         """Returns the points that are expected to be lost if as many texts leave, whichever they are."""
         right = self.right.mean(axis=1)
-        return 100 * float(right[-1] - right[self.answered.left_at(leaving)].mean())
+        return 100 * float(right[-1] - right[self.answered.exits_of(leaving)].mean())
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def _served(found: Sequence[Judged], servers: Mapping[str, _Server], seconds: fl
 def _asked(found: Sequence[Judged]) -> list[_Asked]:
     every = []
     for own in found:
-        names, exits = np.array([*own.names, ""]), own.test.answered.left_at(own.plan)
+        names, exits = np.array([*own.names, ""]), own.test.answered.exits_of(own.plan)
         answered = own.test.labels[exits, np.arange(len(exits))]
         answers = names[own.test.wanted_numbers].tolist(), names[answered].tolist(), exits.tolist()
         every += [_Asked(own.id, *one) for one in zip(own.texts, *answers, strict=True)]

@@ -183,7 +183,7 @@ class AtEach(History):
 
     def ended(self, since: float, is_answered: bool) -> list[list[float]]:
         """Returns when each replica has answered, or refused, requests from after `since`."""
-        return [[one.ended for one in own if one.asked >= since and (one.outcome == OK) == is_answered] for own in self.heard]
+        return [[one.ended for one in own if one.sent >= since and (one.outcome == OK) == is_answered] for own in self.heard]
 
     def all_heard(self, since: float, is_answered: bool = True) -> float:
         """Waits until each replica has answered, or refused, a request from after `since`. Returns when that was."""

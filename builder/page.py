@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2 import Environment
 
+from builder.console import duration
 from builder.importing.reports import facts_of, shown, totals
-from builder.said import duration
 from builder.store.resumable import replaced
 
 TEMPLATE = Path(__file__).with_name("page.html")

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from builder.said import say
+from builder.console import say
 from hplm.errors import HplmError, kind_of
 
 P = ParamSpec("P")

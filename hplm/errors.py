@@ -168,7 +168,7 @@ def for_client(error: Exception, doing: str) -> HplmError:
     return kind(f"{doing} failed ({kind_of(error)}): the server's log says where")
 
 
-def told(error: Exception, doing: str) -> HplmError:
+def logged_error(error: Exception, doing: str) -> HplmError:
     """Returns what `for_client` does, and logs where an error was raised that is not ours.
 
     Its message may hold what the client sent, such as its API key: neither the log nor the client gets it.

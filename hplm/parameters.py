@@ -60,27 +60,27 @@ def whole_number(parameters: Mapping[str, str], name: str, least: int = 1) -> in
     return value
 
 
-def asked_flag(asked: Mapping[str, Any], name: str) -> bool:
+def request_flag(parameters: Mapping[str, Any], name: str) -> bool:
     """Reads a parameter of a request; False if it is missing."""
-    value = asked.get(name, False)
+    value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise InvalidInput(f"parameter {name!r} is {value!r}: send true or false")
     return value
 
 
-def asked_timeout_us(asked: Mapping[str, Any], read: int) -> int:
+def request_timeout_us(parameters: Mapping[str, Any], read: int) -> int:
     """Returns the timeout of a request, LONGEST_MS at most; 0: none.
 
     `read`: what Triton has read of it; it leaves that of `generate` here.
     """
-    return min(asked_number({"timeout": read} if read else asked, "timeout", 0, 2**63 - 1), 1000 * LONGEST_MS)
+    return min(request_number({"timeout": read} if read else parameters, "timeout", 0, 2**63 - 1), 1000 * LONGEST_MS)
 
 
-def asked_number(asked: Mapping[str, Any], name: str, low: int, high: int) -> int:
+def request_number(parameters: Mapping[str, Any], name: str, low: int, high: int) -> int:
     """Reads a parameter of a request; 0 if it is missing."""
-    if name not in asked:
+    if name not in parameters:
         return 0
-    value = asked[name]
+    value = parameters[name]
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidInput(f"parameter {name!r} is {value!r}: send a whole number from {low} to {high}")
     return value

@@ -121,7 +121,7 @@ class ServedCluster:
     def until_up(self, replica: str) -> None:
         """Waits until a replica, which was started, gets requests."""
         server = self._servers[replica]
-        server.wait_until(lambda: re.search(READY, server.said(), re.MULTILINE | re.DOTALL), START_S)
+        server.wait_until(lambda: re.search(READY, server.output(), re.MULTILINE | re.DOTALL), START_S)
         self._router.wait_until(lambda: self.socket.servers()[replica]["status"].startswith("UP"), START_S)
 
     def terminate(self, replica: str) -> None:
@@ -134,7 +134,7 @@ class ServedCluster:
         serve = self._servers[replica].pid
         triton = triton_of(serve) if serve is not None else None
         if serve is None or triton is None:
-            raise HplmError(f"{replica} does not run: {self._servers[replica].said()}")
+            raise HplmError(f"{replica} does not run: {self._servers[replica].output()}")
         os.kill(serve, signal.SIGKILL)  # first, so that it does not start the other one again
         process_group.kill(triton)
         self._servers[replica].wait(END_S)

@@ -98,11 +98,11 @@ class RunningCommand:
         self.process.start()
         pattern = re.compile(ready, re.MULTILINE | re.DOTALL)
         try:
-            self.process.wait_until(lambda: pattern.search(self.said()), START_S)
+            self.process.wait_until(lambda: pattern.search(self.output()), START_S)
         except BaseException:
             self.process.stop(END_S)
             raise
-        (self.address, *self._others), *_ = (found.groups() for found in pattern.finditer(self.said()))
+        (self.address, *self._others), *_ = (found.groups() for found in pattern.finditer(self.output()))
 
     def __enter__(self) -> Self:
         return self
@@ -110,14 +110,14 @@ class RunningCommand:
     def __exit__(self, *exception: object) -> None:
         self.process.stop(END_S)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Returns what the command has printed."""
-        return self.process.said()
+        return self.process.output()
 
     @property
     def pid_of_command(self) -> int:
         if self.process.pid is None:
-            raise HplmError(f"{self.process.name} has ended: {self.said()}")
+            raise HplmError(f"{self.process.name} has ended: {self.output()}")
         return self.process.pid
 
 
@@ -164,7 +164,7 @@ class ServedCopy(RunningCommand):
     def shared_memory(self) -> Callable[[], int]:
         """Returns a function that returns the bytes of the server's files in /dev/shm."""
         if (server := self.processes().get(SERVER)) is None:
-            raise HplmError(f"the server has ended: {self.said()}")
+            raise HplmError(f"the server has ended: {self.output()}")
         words = process_group.arguments(server)
         (own,) = (word.removeprefix("--id=") for word in words if word.startswith("--id="))
         return lambda: sum(map(_size_of, process_group.SHARED_MEMORY.glob(f"{own}*")))

@@ -19,7 +19,7 @@ from backends.replies import InferenceRequest
 from hplm.errors import DeadlineMissed, Draining, Internal, InvalidInput, QueueFull, error_in
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.parameters import asked_timeout_us
+from hplm.parameters import request_timeout_us
 from hplm.request.answers import Outputs
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
@@ -96,7 +96,7 @@ class TritonPythonModel(replies.BackendModel):
             )
         replies.required(inputs, "TEXT")
         outputs = [*request.requested_output_names()]  # a set
-        timeout_us = asked_timeout_us(given, request.timeout())
+        timeout_us = request_timeout_us(given, request.timeout())
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         given |= self._forwarding.parameters(arrival_ns)

@@ -17,7 +17,7 @@ from hplm.lookup.service import LookupService
 from hplm.lookup.views import RegistryWatcher, Views
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.parameters import asked_flag, asked_number, asked_timeout_us, deadline_us
+from hplm.parameters import deadline_us, request_flag, request_number, request_timeout_us
 from hplm.request.answers import Outputs, bits_named
 from hplm.request.form import MOST_RUNG, PROBE, SAYING
 from hplm.server.held import HeldBy
@@ -58,7 +58,7 @@ class TritonPythonModel(replies.BackendModel):
         self, request: InferenceRequest, given: dict[str, Any], sender: replies.Sender, received_ns: int
     ) -> LookupRequest | None:
         view = self._views.view
-        if asked_flag(given, LIST):
+        if request_flag(given, LIST):
             if (texts := replies.required(replies.inputs_of(request), "TEXT").as_numpy().size) != 1:
                 raise InvalidInput(f"parameter {LIST!r} is with {texts} texts: send one, which is not read")
             sender.send_answer(_ticket(SAYING + listed(view.snapshot, given, time.time(), self._views.is_stale), 1))
@@ -66,7 +66,7 @@ class TritonPythonModel(replies.BackendModel):
         tenant = admit(view.snapshot, given, time.time(), self._views.is_stale)
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         self._before.append((received_ns - arrival_ns) / 1e9)
-        timeout_us = asked_timeout_us(given, request.timeout()) or tenant.deadline_us or self._deadline_us
+        timeout_us = request_timeout_us(given, request.timeout()) or tenant.deadline_us or self._deadline_us
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0
         if 0 < deadline_ns <= received_ns:
             raise DeadlineMissed.after(arrival_ns, deadline_ns)
@@ -77,12 +77,12 @@ class TritonPythonModel(replies.BackendModel):
             view,
             tenant,
             # Not `priority`: Triton keeps that parameter for itself and passes it to no Python model.
-            asked_number(given, "hplm_priority", -(2**31), 2**31 - 1),
+            request_number(given, "hplm_priority", -(2**31), 2**31 - 1),
             arrival_ns,
             deadline_ns,
             received_ns - arrival_ns,
-            asked_number(given, "top_k", 0, 2**16 - 1),
-            min(asked_number(given, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
+            request_number(given, "top_k", 0, 2**16 - 1),
+            min(request_number(given, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
             _outputs(given.get("outputs", "")),
         )
         return LookupRequest(
@@ -90,7 +90,7 @@ class TritonPythonModel(replies.BackendModel):
             tenant,
             texts,
             replies.optional_texts(inputs, "TEXT_PAIR"),
-            asked_flag(given, "truncate"),
+            request_flag(given, "truncate"),
             partial(self._respond, sender, len(texts)),
             sender.defer,
             head,

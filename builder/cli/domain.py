@@ -29,7 +29,7 @@ def inspect(
     :param keep: sizes of the table to compare on --text, as shares for --keep of `hplm build`, between commas (default: the
         table's own, and the smaller ones of 1,0.004,0.001,0)
     """
-    from builder.said import progress_bar
+    from builder.console import progress_bar
     from builder.tables.inspection import cover, inspect_branch, read_pieces
     from builder.tables.text_files import check_file
 
@@ -62,7 +62,7 @@ def update(
 
     :param canary: share of the tuned tenants to move; 1: all
     """
-    served = of.found()
+    served = of.served_options()
     if bool(corpus) == (served is not None):
         raise InvalidInput("give either --corpus to build a version, or --repository and --state to serve it")
     if served is None:

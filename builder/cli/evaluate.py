@@ -49,10 +49,10 @@ def evaluate(
     """
     import torch
 
+    from builder.console import say
     from builder.evaluation.comparison import baselines, compared
     from builder.evaluation.evaluation import evaluate_served, evaluate_tenant
     from builder.pictures import check_confusion, draw_confusion
-    from builder.said import say
     from builder.tasks.examples import hash_of
 
     if connection.url is None:

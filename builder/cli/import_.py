@@ -177,8 +177,8 @@ def _one(importer: Importer, id: str, folder: Path, is_named: bool) -> tuple[dic
 
 def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[str, Any], int]:
     """Says what would become of each folder. The status is 1 if one of them would be refused."""
+    from builder.console import say
     from builder.importing.folders import called
-    from builder.said import say
 
     took = [report["took"] for report in importer.store.reports().values() if "took" in report]
     found = []
@@ -203,9 +203,9 @@ def _plan(importer: Importer, folders: Folders, is_named: bool) -> tuple[dict[st
 
 def _many(importer: Importer, folders: Folders, at_once: int | None, ray: str | None, part: Part) -> tuple[dict[str, Any], int]:
     """Imports all folders. The status is SOME_REFUSED if one of them was refused."""
+    from builder.console import progress_bar, say
     from builder.importing.folders import PAGE, called, write_page
     from builder.importing.reports import shown, totals
-    from builder.said import progress_bar, say
 
     store, found = importer.store, []
     others = [path for path in (importer.given, Path(store.model)) if path is not None]

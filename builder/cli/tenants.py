@@ -38,8 +38,8 @@ def tenants(
     A wrong line is refused before anything is trained. A tenant that cannot be built is named, and the others go on. The same
     command after an interruption goes on, and then changes nothing.
     """
+    from builder.console import progress_bar, say
     from builder.page import tenants_page
-    from builder.said import progress_bar, say
     from builder.worker_processes import outcomes
 
     opened = open_store(store)
@@ -69,7 +69,7 @@ def tenants(
 
 def built(name: str, options: Mapping[str, Any]) -> dict[str, Any] | str:
     """Builds a tenant by the options of `tenant`. Returns what that does, or why the tenant is refused."""
-    from builder.said import no_progress_bars
+    from builder.console import no_progress_bars
 
     before = open_store(options["store"]).tenant_versions(name)
     said = io.StringIO()

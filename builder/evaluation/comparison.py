@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.console import bars_of
 from builder.evaluation.evaluation import Answers, Evaluation
-from builder.said import bars_of
 from builder.store.resumable import read_json, write_json
 from builder.store.store import Store
 from builder.tasks.scores import Scores

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from builder.console import progress_bar
 from builder.learning.bodies import PlotBody
-from builder.said import progress_bar
 from builder.store.store import Store, TenantVersion
 from builder.students.team import served
 from builder.tasks.columns import AS_TRAINED, Columns

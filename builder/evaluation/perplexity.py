@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import passing_bar
 from builder.learning.bodies import checkpoint_of
 from builder.learning.causal import WholeDecoder, entropies, predicting
 from builder.learning.loop import half_precision, products_dtype
 from builder.learning.windows import in_packs, index_of
 from builder.packed_batches import positions_of
-from builder.said import passing_bar
 from builder.store.store import Store
 from hplm.errors import InvalidInput
 from hplm.model.attention import CausalAttention

@@ -76,11 +76,11 @@ def costs_of(config: BackboneConfig, rows: float) -> Array:
 
 
 def lost_by(
-    task: TrainingTask, examples: Sequence[Example], answers: Sequence[Sequence[TextAnswer]], left: Array
+    task: TrainingTask, examples: Sequence[Example], answers: Sequence[Sequence[TextAnswer]], exits: Array
 ) -> dict[str, Any]:
     """Returns the points lost by texts that leave, by their labels, and how far off that may be."""
     form = list if task.one_label_a_row else set  # each row has a label, or the labels have no order
     pairs = [zip(of_exit, examples, strict=True) for of_exit in answers]
     right = np.array([[form(answer.labels) == form(example.labels) for answer, example in own] for own in pairs], float)
-    lost = Estimate.of(right[-1] - right[left, np.arange(right.shape[1])])
+    lost = Estimate.of(right[-1] - right[exits, np.arange(right.shape[1])])
     return {"points": lost.points, "off": lost.off, "full": round(100 * float(right[-1].mean()), 2)}

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from builder.console import say
 from builder.evaluation.evaluation import opened
 from builder.evaluation.unseen import UnseenTexts
 from builder.exits.answers import answered_by, calibration_by, calibrations_for, lost_by
 from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.exits.thresholds import Chosen, chosen
 from builder.learning.limits import check_seed
-from builder.said import say
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
 from builder.tables.build_folder import locked_tenant
@@ -84,7 +84,7 @@ def build_exits(
         told = [described(one) for one in kept]
         if texts.is_labelled:
             for plan, one in zip(told, kept, strict=True):
-                plan["lost"] = lost_by(task, choosing, answers, one.left)
+                plan["lost"] = lost_by(task, choosing, answers, one.exits)
         own = {
             "tenant": tenant.id, "version": tenant.version + 1, "task": tenant.task, "file": str(file),
             "learned_texts": len(learning.rows_of), "texts": len(judged.rows_of), "precision": precision.name,

@@ -50,7 +50,7 @@ class Answered:
         own = self.confidences[:, texts], self.agrees[:, texts], self.losses[:, texts]
         return Answered(*own, self.costs, self.look, self.weights[texts])
 
-    def left_at(self, leaving: Leaving | Plan) -> Array:
+    def exits_of(self, leaving: Leaving | Plan) -> Array:
         """Returns the exit at which each text leaves; their number, if at none."""
         if leaving.exit is None:
             return np.full(len(self.weights), len(self.confidences))
@@ -58,17 +58,17 @@ class Answered:
 
     def cost_of(self, leaving: Leaving | Plan) -> float:
         """Returns the share of the layers' work that is left. Long texts take more of it."""
-        cost = float(self.costs[self.left_at(leaving)] @ self.weights / self.weights.sum())
+        cost = float(self.costs[self.exits_of(leaving)] @ self.weights / self.weights.sum())
         return cost if leaving.exit is None else cost + self.look
 
-    def losses_of(self, left: Array) -> Array:
-        return self.losses[left, np.arange(len(left))]
+    def losses_of(self, exits: Array) -> Array:
+        return self.losses[exits, np.arange(len(exits))]
 
     def plan(self, leaving: Leaving) -> Plan:
         """Returns the plan as these texts see it."""
-        left = self.left_at(leaving)
-        leaves = left < len(self.confidences)
-        agrees = self.agrees[left, np.arange(len(left))][leaves]
+        exits = self.exits_of(leaving)
+        leaves = exits < len(self.confidences)
+        agrees = self.agrees[exits, np.arange(len(exits))][leaves]
         share, same = round(float(leaves.mean()), 4), round(float(agrees.mean()), 4) if len(agrees) else 1.0
         return Plan(*leaving, leaves=share, agrees=same, cost=round(min(1.0, self.cost_of(leaving)), 4))
 
@@ -80,7 +80,7 @@ class Chosen:
     plan: Plan
     loss: Estimate  # expected, by the full stack's calibrated probabilities
     agrees: float  # the share of all texts with the full stack's answer
-    left: Array  # the exit of each text, by the plan that the other half of the texts chose
+    exits: Array  # of each text, by the plan that the other half of the texts chose
 
 
 def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
@@ -91,15 +91,15 @@ def chosen(answered: Answered, drops: Sequence[float]) -> list[Chosen]:
     texts = len(answered.weights)
     order = np.random.default_rng(0).permutation(texts)
     halves = order[::2], order[1::2]
-    left = np.empty((len(drops), texts), dtype=np.int64)
+    exits = np.empty((len(drops), texts), dtype=np.int64)
     for mine, others in (halves, halves[::-1]):
         judged = answered.part(others)
         for number, leaving in enumerate(within(answered.part(mine), drops)):
-            left[number, others] = judged.left_at(leaving)
-    agree = answered.agrees[left, np.arange(texts)].mean(axis=1)
+            exits[number, others] = judged.exits_of(leaving)
+    agree = answered.agrees[exits, np.arange(texts)].mean(axis=1)
     return [
         Chosen(answered.plan(leaving), Estimate.of(answered.losses_of(own)), round(float(same), 4), own)
-        for leaving, own, same in zip(within(answered, drops), left, agree, strict=True)
+        for leaving, own, same in zip(within(answered, drops), exits, agree, strict=True)
     ]
 
 

@@ -83,7 +83,7 @@ def import_tenant(
 
         if labelled is not None:
             found = evaluate_weights(store, tenant, tenant.knowledge(config, adapter, weights), labelled, device)
-            report["test"] = {f"on {tenant.domain}": {**found.scores.described(), "windows_found": found.texts.found}}
+            report["test"] = {f"on {tenant.domain}": {**found.scores.described(), "windows_found": found.texts.window_shares}}
         store.chain(tenant.domain, tenant.domain_version)  # fails if the domain was deleted while the tenant was scored
         store.save_tenant(tenant, adapter, weights, report)
         return tenant, report

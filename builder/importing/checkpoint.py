@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from builder.console import waiting
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
 from builder.importing.heads import Linear, chosen_labels, classifier, numbered_labels, reordered
 from builder.learning.bodies import WholeBody, checkpoint_of
-from builder.said import waiting
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
 from builder.training.model import TenantModel, Weights

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from builder.console import no_progress_bars
 from builder.importing.adapter_import import ImportOptions, checked, import_tenant, read_adapter
 from builder.importing.checkpoint import Family, is_checkpoint, size
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, WRITTEN
 from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
-from builder.said import no_progress_bars
 from builder.store.branches import Branches
 from builder.store.store import Store, TenantVersion, check_name
 from builder.worker_processes import outcomes

@@ -179,7 +179,7 @@ def import_checkpoint(
         if before is not None and stored is not None and options.test is None:
             return before, stored
         refused = Refused.of(store, tenant_id)
-        if (kept := refused.report(step.asked)) is not None:
+        if (kept := refused.report(step.inputs)) is not None:
             _check_agreement(kept, folder, matching)
         found = family.read(folder, options.labels, options.task)
         before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
@@ -208,7 +208,7 @@ def import_checkpoint(
             report = {
                 "task": found.head.task,
                 "imported": origin_of(store, folder, "transformers", store.model),
-                "asked": step.asked,
+                "asked": step.inputs,
                 "note": NOTE,
                 "distance": round(found.distance, 4),
                 "change_held": round(held, 4),
@@ -285,7 +285,7 @@ def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: Match
     tenant.own.round_to_storage()
     own = tenant.rows(data)
     return {
-        "texts": {"learned": len(data.train.examples), "judged": len(wanted), "windows_found": data.dev.found},
+        "texts": {"learned": len(data.train.examples), "judged": len(wanted), "windows_found": data.dev.window_shares},
         "before": now.exams[0]["score"],
         "after": agreement(data, own, wanted).described(),
         "differing": differing(data, own, wanted),

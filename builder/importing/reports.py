@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from builder.console import duration
 from builder.learning.limits import LITTLE_EXPLAINED
-from builder.said import duration
 
 NEAR = 0.95  # of the answers: below, it is said what may help
 SIDES = "tenant", "checkpoint"

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import passing_bar
 from builder.learning.distil import WAY_OUT, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import Group, Training, half_precision, products_dtype, train
 from builder.learning.progress import Exam, Progress
 from builder.learning.windows import Shrinking, TextPack, Windowed, in_packs, index_of, reading
-from builder.said import passing_bar
 from hplm.model.attention import CausalAttention
 from hplm.model.checkpoint import Checkpoint, split
 from hplm.model.config import BackboneConfig

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import passing_bar, say
 from builder.learning.bodies import WholeBody
 from builder.learning.limits import Budget
 from builder.learning.loop import ParameterGroup, Training, half_precision, train
 from builder.learning.progress import Exam
 from builder.learning.ridge import fit
 from builder.learning.windows import Lesson, Shrinking, SplitModel, TextPack, in_packs, lesson_of, reading
-from builder.said import passing_bar, say
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.stacks import LowerStack, UpperStack

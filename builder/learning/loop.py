@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from builder.console import duration, progress_bar
 from builder.learning.limits import Limits
 from builder.learning.progress import Exam, Progress
-from builder.said import duration, progress_bar
 from builder.store.resumable import Savepoint
 from hplm.engine.engine import resolve_dtype
 from hplm.errors import HplmError

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from builder.said import say
+from builder.console import say
 from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
 from builder.store.resumable import read_json, replaced, saved_plan, write_json
 from builder.store.seen import SeenTexts
@@ -266,11 +266,11 @@ class Store(Branches):
         self.save_version(tenant, tenant.knowledge(self.config, adapter, head), report, draw, seen)
 
     def save_version(
-        self, tenant: TenantVersion, found: TenantKnowledge, report: dict, draw: Callable[[Path], object] | None = None,
+        self, tenant: TenantVersion, knowledge: TenantKnowledge, report: dict, draw: Callable[[Path], object] | None = None,
         seen: SeenTexts = NO_TEXTS,
     ) -> None:  # fmt: skip
         with written_folder(self.tenant_folder(tenant.id, tenant.version)) as folder:
-            packed = found.packed()
+            packed = knowledge.packed()
             (folder / packed.name).write_bytes(packed.content)
             write_json(folder / REPORT, report)
             seen.save(folder / SEEN)
@@ -278,7 +278,7 @@ class Store(Branches):
                 draw(folder / PICTURE)
 
     def save_next(
-        self, tenant: TenantVersion, found: TenantKnowledge, report: dict, by_students: frozenset[int] = frozenset()
+        self, tenant: TenantVersion, knowledge: TenantKnowledge, report: dict, by_students: frozenset[int] = frozenset()
     ) -> TenantVersion:
         """Saves a next version with the same weights, and the pages of the training that made them.
 
@@ -292,5 +292,5 @@ class Store(Branches):
             for page in (*before.glob("*.png"), *before.glob("*.html")):
                 shutil.copyfile(page, picture.with_name(page.name))
 
-        self.save_version(tenant, found, report, keep, seen)
+        self.save_version(tenant, knowledge, report, keep, seen)
         return tenant

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from builder.console import say
 from builder.learning.distil import readable
-from builder.said import say
 from builder.store.branches import Branches
 from builder.store.resumable import PLAN, clear_work_folder, saved_plan, write_json
 from builder.store.store import Store, check_name

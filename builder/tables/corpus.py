@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.said import progress_bar, say_costs
+from builder.console import progress_bar, say_costs
 from builder.store.resumable import META, mapped, read_json, write_json
 from builder.tables.text_files import check_file
 from builder.tasks.examples import read_corpus

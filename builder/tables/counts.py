@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.said import progress_bar, say_costs
+from builder.console import progress_bar, say_costs
 from builder.store.resumable import META, read_json, write_json
 from builder.tables.corpus import Corpus
 from builder.tables.sorted_runs import Rows, Run, merged, narrowed, row_bytes, rows_in, runs_folder, summed

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from builder.console import say, waiting
 from builder.learning.causal import learn_windows
 from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.pictures import draw_learning
-from builder.said import say, waiting
 from builder.store.branches import UPPER, Branches, replace_weights, table_spec
 from builder.store.resumable import clear_work_folder, write_json
 from builder.store.store import Store, absolute_model, check_name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.said import progress_bar
+from builder.console import progress_bar
 from builder.store.resumable import replaced
 from hplm.errors import Broken
 from hplm.plot.keys import first_of_each, order

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import duration, progress_bar, say
 from builder.learning.limits import check_seed
-from builder.said import duration, progress_bar, say
 from builder.store.store import Store
 from builder.tables.counts import Counts
 from builder.tables.ranking import Ranking, check_keep

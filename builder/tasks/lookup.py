@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import progress_bar
 from builder.packed_batches import positions_of
-from builder.said import progress_bar
 from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.tasks import TrainingTask
@@ -41,7 +41,7 @@ class Text:
 class Texts:
     texts: list[Text]  # the windows of an example side by side
     cut: int  # texts longer than the model takes, whose end is dropped
-    found: list[float]  # share of windows by how often they were shortened, whole ones first
+    window_shares: list[float]  # by how often they were shortened, whole ones first
 
     @cached_property
     def examples(self) -> list[Example]:

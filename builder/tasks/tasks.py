@@ -54,11 +54,11 @@ class TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""
         return replace(self, targets=losses.unread_targets, loss=losses.no_loss)
 
-    def apart(self, own: Tensor, wanted: Tensor, spread: float) -> Tensor:
+    def apart(self, logits: Tensor, wanted: Tensor, spread: float) -> Tensor:
         """Returns how far logits are from a teacher's. `spread`: of numbers."""
         if self.distance is None:
-            return F.mse_loss(own / spread, wanted / spread)
-        return self.distance(own, wanted)
+            return F.mse_loss(logits / spread, wanted / spread)
+        return self.distance(logits, wanted)
 
     def answers(self, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]) -> list[TextAnswer]:
         """Returns the answers that a client would get."""

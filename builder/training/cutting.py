@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from builder.console import passing_bar
 from builder.learning.loop import Diverged
-from builder.said import passing_bar
 from builder.training.model import Weights
 from hplm.adapters.layout import Layout
 from hplm.model.layer import Layers

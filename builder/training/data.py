@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.console import passing_bar
 from builder.packed_batches import packed_batches
-from builder.said import passing_bar
 from builder.store.seen import SeenTexts
 from builder.store.store import NO_TEXTS, TenantVersion
 from builder.store.version import Weights

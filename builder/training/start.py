@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builder.said import say
+from builder.console import say
 from builder.store.store import Store, TenantVersion
 from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import Layout

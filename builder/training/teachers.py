@@ -75,16 +75,16 @@ class Teacher:
 
 def taught(
     body: Body, data: Data, options: TrainingOptions, saved: Path | None, teacher: tuple[Body, TenantModel],
-    told: dict[str, Any],
+    teacher_report: dict[str, Any],
 ) -> Trained:  # fmt: skip
-    """Trains by the labels and by a teacher's answers. `told`: what the report says of the teacher."""
+    """Trains by the labels and by a teacher's answers. `teacher_report`: what the report says of the teacher."""
     logits = logits_of(*teacher, data, data.train)
     _, spread = data.task.scale(data.train.examples)
 
-    def apart(chosen: np.ndarray, own: Tensor) -> Tensor:
+    def apart(chosen: np.ndarray, answers: Tensor) -> Tensor:
         """Returns how far the tenant's answers are from the teacher's."""
-        wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(own.device)
-        return data.task.apart(own, wanted, spread)
+        wanted = torch.from_numpy(np.concatenate([logits[i] for i in chosen])).to(answers.device)
+        return data.task.apart(answers, wanted, spread)
 
     trained = finetune(body, data, options, saved, apart)
-    return replace(trained, report={"teacher": told, **trained.report})
+    return replace(trained, report={"teacher": teacher_report, **trained.report})

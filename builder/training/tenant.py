@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from builder.console import say
 from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
-from builder.said import say
 from builder.store.resumable import clear_work_folder, saved_plan
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion, check_name
@@ -70,7 +70,7 @@ def build_tenant(
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
             say(f"tenant {tenant_id}: version {before.version} has learned these data with these options; --fresh trains anew")
             return before
-        if from_version is None and step.saved_plan is not None and step.asked.items() <= step.saved_plan.items():
+        if from_version is None and step.saved_plan is not None and step.inputs.items() <= step.saved_plan.items():
             start = step.saved_plan["from_version"]
         else:
             start = chosen_start(store, tenant_id, before, asked["training"], from_version)
@@ -139,10 +139,10 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
     return versions
 
 
-def _report(asked: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
+def _report(inputs: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
     counts = _counts(data.train)
-    training = {"file": str(files[0].resolve()), "digest": asked["training"]}
-    dev = {"file": str(files[1].resolve()), "digest": asked["dev"]} if files[1] is not None else training
+    training = {"file": str(files[0].resolve()), "digest": inputs["training"]}
+    dev = {"file": str(files[1].resolve()), "digest": inputs["dev"]} if files[1] is not None else training
     return {
         "training": {**training, **_described(data.train)},
         "dev": {**dev, **_described(data.dev), **trained.scores.described()},
@@ -178,7 +178,7 @@ def warnings_of(report: dict[str, Any]) -> list[str]:
 def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, Any]) -> bool:
     """Returns whether a command with `wanted` asks for the version that has this report and number."""
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
-        return step.saved_plan == {"version": version, "from_version": ANEW, **step.asked}
+        return step.saved_plan == {"version": version, "from_version": ANEW, **step.inputs}
     return wanted in (None, report["from_version"])
 
 
@@ -188,7 +188,7 @@ def _described(texts: Texts) -> dict[str, Any]:
         "texts_cut": texts.cut,
         "texts_with_pair": sum(example.pair is not None for example in texts.examples),
         "label_counts": dict(sorted(_counts(texts).items())),
-        "windows_found": texts.found,
+        "windows_found": texts.window_shares,
     }
 
 

@@ -21,7 +21,7 @@ Name = Annotated[str, about("name of the domain")]
 
 def list_(*, store: StoreFolder | None = None, of: MaybeServedOptions = NOWHERE) -> dict:
     """Print all domains as a tree, each below the domain that it falls back to."""
-    if isinstance(found := _found(store, of), ServedOptions):
+    if isinstance(found := _store_or_served(store, of), ServedOptions):
         from hplm.tenants.listing import served_branches
 
         rows, source = served_branches(*found.checked()), found.source
@@ -46,7 +46,7 @@ def delete(
 
     :param version: with --store: delete only this version (default: all)
     """
-    if isinstance(found := _found(store, of), ServedOptions):
+    if isinstance(found := _store_or_served(store, of), ServedOptions):
         refuse_given("works only with --store: a served version is removed when no tenant needs it", version=version)
         return changed(manager := found.manager(), manager.delete_domain(name))
     versions = of_stores("delete_domain")(of_stores("open")(found), name, version)
@@ -54,8 +54,8 @@ def delete(
     return {"domain": name, "removed": versions}
 
 
-def _found(store: Path | None, of: MaybeServedOptions) -> Path | ServedOptions:
-    served = of.found()
+def _store_or_served(store: Path | None, of: MaybeServedOptions) -> Path | ServedOptions:
+    served = of.served_options()
     if served is not None and store is None:
         return served
     if served is not None or store is None:

@@ -89,7 +89,7 @@ def profile(
     check_devices(devices, intra)
     measured = profile_repository(profiled_backbones(repository), devices, intra, state)
     measured.write(to)
-    report = _told(measured)
+    report = _reported(measured)
     print(
         f"next: write machines.json (docs/placement.md), then: hplm place search --cluster machines.json "
         f"--profiles {shlex.quote(str(to))} --trace trace.jsonl --to placement.json"
@@ -97,7 +97,7 @@ def profile(
     return report
 
 
-def _told(profile: Profile) -> dict[str, Any]:
+def _reported(profile: Profile) -> dict[str, Any]:
     """Prints the named parts of each backbone's memory, and the times of single texts. Returns them."""
     backbones: dict[str, Any] = {}
     for name, own in profile.backbones.items():

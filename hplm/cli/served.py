@@ -75,7 +75,7 @@ class MaybeServedOptions:
     backbone: str | None = None
     """name of the backbone (default: the only one of the repository)"""
 
-    def found(self) -> ServedOptions | None:
+    def served_options(self) -> ServedOptions | None:
         return ServedOptions(self.repository, self.state, self.backbone) if self.repository is not None else None
 
 
@@ -97,11 +97,11 @@ def checked_state(given: Location | None) -> Location | None:
     return state
 
 
-def settled(manager: Manager, said: str = "", **result: Any) -> dict[str, Any]:
+def settled(manager: Manager, change: str = "", **result: Any) -> dict[str, Any]:
     """Waits for servers after a change, and prints what was changed and which servers have not taken it. Returns the result."""
     late = manager.settle()
-    if said:
-        print(said, flush=True)
+    if change:
+        print(change, flush=True)
     if late:
         print(f"  not yet taken by {', '.join(late)}: check that these servers are running")
     return {**result, "late": late}

@@ -50,7 +50,7 @@ def show(id: Id, /, *, served: ServedOptions = HERE) -> dict:
     shown = {"backbone": backbone, **described(tenant)}
     keys = [f"{key.id} {_ends(key.expires)}" for key in tenant.keys]
     for name, value in {**shown, "keys": keys}.items():
-        print(f"{name:<15} {said(value)}")
+        print(f"{name:<15} {readable(value)}")
     return {**shown, **served.source}
 
 
@@ -184,8 +184,8 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, .
     manager = served.manager()
     dead = manager.revoke_key(id, key)
     until = time.strftime(WHEN, time.localtime(math.ceil(dead)))
-    said = f"key {key} of tenant {id} is revoked; a server that is cut off may take it until {until}"
-    result = settled(manager, said, tenant=id, revoked=key, dead_at=round(dead, 3))
+    change = f"key {key} of tenant {id} is revoked; a server that is cut off may take it until {until}"
+    result = settled(manager, change, tenant=id, revoked=key, dead_at=round(dead, 3))
     if servers:
         backbone, generation = manager.folder.parent.name, manager.registry.decided
         behind = wait_until_taken(servers, backbone, generation, dead)
@@ -225,14 +225,14 @@ def limit(
         )
     manager = served.manager()
     manager.limit(id, **limits)
-    said = ", ".join(f"{name} {value:,.12g}" for name, value in limits.items())
-    return settled(manager, f"tenant {id}: {said}", tenant=id, **limits)
+    set_to = ", ".join(f"{name} {value:,.12g}" for name, value in limits.items())
+    return settled(manager, f"tenant {id}: {set_to}", tenant=id, **limits)
 
 
-def said(value: object) -> str:
+def readable(value: object) -> str:
     """Returns a value as people read it."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(said, value)) or "none"
+        return ", ".join(map(readable, value)) or "none"
     if isinstance(value, dict):
         return dumps(value)
     return "none" if value is None else f"{value:,.12g}" if isinstance(value, float) else str(value)
@@ -264,7 +264,8 @@ def log(*, served: ServedOptions = HERE) -> dict:
     """Print every change: when, by whom, and from which version to which."""
     changes = served.manager().registry.audit()
     for change in changes:
-        rest = [f"{name} {said(value)}" for name, value in change.items() if name not in ("generation", "at", "who", "action")]
+        shown = "generation", "at", "who", "action"
+        rest = [f"{name} {readable(value)}" for name, value in change.items() if name not in shown]
         at = datetime.fromisoformat(change["at"]).astimezone().strftime(WHEN)
         print(f"{change['generation']:>6}  {at}  {change['who']}  {change['action']}  {', '.join(rest)}")
     return {"changes": changes}

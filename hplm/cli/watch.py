@@ -62,10 +62,10 @@ def ask(
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
             if health.state is ModelState.BUSY and alive:
-                print(f"{model} is alive, and refuses requests: {health.said}", file=sys.stdout)
+                print(f"{model} is alive, and refuses requests: {health.reason}", file=sys.stdout)
             if health.state not in (ALIVE if alive else READY):
                 help = "wait for it" if health.state in ALIVE else "restart the server"
-                raise HplmError(f"model {model!r} does not work ({health.said}): {help}")
+                raise HplmError(f"model {model!r} does not work ({health.reason}): {help}")
         print(f"{len(probes)} models {'are alive' if alive else 'work'}", file=sys.stdout)
         return
     worked = dict.fromkeys(probes, clock.monotonic())
@@ -73,16 +73,16 @@ def ask(
         for model, probe in probes.items():
             health = control.probe(model, probe, timeout)
             if health.state is ModelState.SILENT:
-                raise HplmError(f"model {model!r} gives {health.said} within {timeout:g} s: restart the server")
+                raise HplmError(f"model {model!r} gives {health.reason} within {timeout:g} s: restart the server")
             if health.state is not ModelState.BROKEN:
                 worked[model] = clock.monotonic()
             if health.state is ModelState.UNLOADED or clock.monotonic() - worked[model] > timeout:
-                raise HplmError(f"model {model!r} does not work ({health.said}): restart the server")
+                raise HplmError(f"model {model!r} does not work ({health.reason}): restart the server")
             if health.state is ModelState.DEAD:
                 if not control.revive(model):
-                    raise HplmError(f"model {model!r} is dead ({health.said}) and cannot be loaded again: restart the server")
-                print(f"loaded {model} again, because its process had ended ({health.said})", file=sys.stdout, flush=True)
-            if health.state is ModelState.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+                    raise HplmError(f"model {model!r} is dead ({health.reason}) and cannot be loaded again: restart the server")
+                print(f"loaded {model} again, because its process had ended ({health.reason})", file=sys.stdout, flush=True)
+            if health.state is ModelState.WORKS and health.reason:  # an error: it may have been loaded again with other inputs
                 probes.update(_probes(control, url, [model]))
         clock.sleep(1)
 

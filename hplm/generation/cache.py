@@ -56,9 +56,9 @@ class Cache:
         """Returns how many tokens the blocks for so many have room for."""
         return -(-tokens // self.block) * self.block
 
-    def size_of(self, own: Blocks) -> int:
+    def size_of(self, blocks: Blocks) -> int:
         """Returns how many tokens these blocks have room for."""
-        return self.block * len(own)
+        return self.block * len(blocks)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and the values of a layer: places x width each."""
@@ -75,24 +75,24 @@ class Cache:
         They may be those of another sequence that begins with the same `alike` tokens. `copy` fills in the rest of these.
         """
         shared = self.shared(like, alike)
-        own = self.grow(shared, tokens)
-        if own is not None:
+        blocks = self.grow(shared, tokens)
+        if blocks is not None:
             for block in shared:
                 self._users[block] += 1
-        return own
+        return blocks
 
-    def grow(self, own: Blocks, tokens: int) -> Blocks | None:
-        """Returns these blocks and others, for so many tokens. None: there are none, and `own` stays."""
-        count = (self.size_for(tokens) - self.size_of(own)) // self.block
+    def grow(self, blocks: Blocks, tokens: int) -> Blocks | None:
+        """Returns these blocks and others, for so many tokens. None: there are none, and `blocks` stays."""
+        count = (self.size_for(tokens) - self.size_of(blocks)) // self.block
         if self.size_for(tokens) > self.largest or count > len(self._free):
             return None
         more = tuple(self._free.pop() for _ in range(count))
         for block in more:
             self._users[block] = 1
-        return own + more
+        return blocks + more
 
-    def give_back(self, own: Blocks) -> None:
-        for block in own:
+    def give_back(self, blocks: Blocks) -> None:
+        for block in blocks:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free.append(block)

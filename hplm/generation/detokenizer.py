@@ -30,11 +30,11 @@ class Detokenizer:
 
     def add(self, ids: Sequence[int], may_stop: bool = True) -> str:
         """Returns the text that may be said now. Sets `stopped` if a stop string was found."""
-        return self._said(self._decoded(ids), may_stop)
+        return self._released(self._decoded(ids), may_stop)
 
     def end(self) -> str:
         """Returns the rest. No token may follow."""
-        rest = self._said(self._decoded((), at_end=True), may_stop=True)
+        rest = self._released(self._decoded((), at_end=True), may_stop=True)
         if not self.stopped:
             rest, self._held = rest + self._held, ""
         return rest
@@ -51,7 +51,7 @@ class Detokenizer:
         self._text = self._decode(self._ids)
         return new
 
-    def _said(self, new: str, may_stop: bool) -> str:
+    def _released(self, new: str, may_stop: bool) -> str:
         if self.stopped:
             return ""
         text, self._held = self._held + new, ""

@@ -75,10 +75,10 @@ class ReplyWriter:
         if GENERATED_TOKENS in returned:
             outputs["num_output_tokens"] = np.array(list(map(len, tokens)), dtype=np.uint32)
         if LOGPROBS in returned:
-            outputs["logprobs"] = _strings([json.dumps(list(map(self._told, own))) for own in tokens])
+            outputs["logprobs"] = _strings([json.dumps(list(map(self._logprobs_of, own))) for own in tokens])
         return outputs
 
-    def _told(self, token: Token) -> dict[str, dict[str, Any]]:
+    def _logprobs_of(self, token: Token) -> dict[str, dict[str, Any]]:
         """Returns the logprobs of a token and of the likeliest ones in its place, by id. The token itself comes first."""
         known = {token.id: token.logprob, **dict(token.likeliest)}
         return {

@@ -211,19 +211,19 @@ class RunningSequences:
         return groups[turn]
 
     @staticmethod
-    def _pieces(sequences: Many[Sequence], left: int) -> dict[Sequence, int]:
+    def _pieces(sequences: Many[Sequence], tokens: int) -> dict[Sequence, int]:
         """Divides so many tokens of a step among prompts: a fair share for each tenant, the oldest of its sequences first."""
         reading = [sequence for sequence in sequences if sequence.uncomputed > 1]
         counts, wanted = dict.fromkeys(reading, 0), Counter[int]()
         for sequence in reading:
             wanted[sequence.tenant] += sequence.uncomputed
-        for share in (fair_share(np.array(list(wanted.values())), left), inf):  # then the oldest take what rounding leaves
+        for share in (fair_share(np.array(list(wanted.values())), tokens), inf):  # then the oldest take what rounding leaves
             had: Counter[int] = Counter()
             for sequence in reading:
-                more = int(min(sequence.uncomputed - counts[sequence], share - had[sequence.tenant], left))
+                more = int(min(sequence.uncomputed - counts[sequence], share - had[sequence.tenant], tokens))
                 counts[sequence] += more
                 had[sequence.tenant] += more
-                left -= more
+                tokens -= more
         return counts
 
     def end(self, sequence: Sequence) -> None:

@@ -34,11 +34,11 @@ def sample(logits: Tensor, sequences: Many[Sequence], end_ids: Many[int]) -> lis
     tokens = [Token(id) for id in ids]
     if plain is not None:
         for row, logprobs in zip(told, plain, strict=True):
-            tokens[row] = _told(ids[row], logprobs, settings[row].logprobs or 0)
+            tokens[row] = _token_with_logprobs(ids[row], logprobs, settings[row].logprobs or 0)
     return tokens
 
 
-def _told(id: int, logprobs: Tensor, count: int) -> Token:
+def _token_with_logprobs(id: int, logprobs: Tensor, count: int) -> Token:
     if id < 0:
         return Token(id)
     best = logprobs.topk(min(count, len(logprobs)))
@@ -47,29 +47,29 @@ def _told(id: int, logprobs: Tensor, count: int) -> Token:
     return Token(id, float(logprobs[id]), tuple(zip(ids, values, strict=True)))
 
 
-def _correct(own: Tensor, sequence: Sequence, end_ids: Many[int]) -> None:
+def _correct(logits: Tensor, sequence: Sequence, end_ids: Many[int]) -> None:
     """Applies penalties, biases and barred tokens to the logits of a sequence."""
     sampling = sequence.request.sampling
     if sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1:
-        _penalise(own, sequence)
+        _penalise(logits, sequence)
     if sampling.logit_bias:
         ids, amounts = list(sampling.logit_bias), list(sampling.logit_bias.values())
-        own[sent(torch.tensor(ids), own.device)] += sent(torch.tensor(amounts, dtype=own.dtype), own.device)
+        logits[sent(torch.tensor(ids), logits.device)] += sent(torch.tensor(amounts, dtype=logits.dtype), logits.device)
     if sequence.generated < sampling.min_tokens and (barred := [*end_ids, *sampling.stop_token_ids]):
-        own[sent(torch.tensor(barred), own.device)] = -torch.inf
+        logits[sent(torch.tensor(barred), logits.device)] = -torch.inf
 
 
-def _penalise(own: Tensor, sequence: Sequence) -> None:
+def _penalise(logits: Tensor, sequence: Sequence) -> None:
     """Repetition counts the prompt too; presence and frequency count the answer only."""
     sampling, ids = sequence.request.sampling, np.array(sequence.ids, dtype=np.int64)
     if sampling.repetition_penalty != 1:
-        seen = sent(np.unique(ids), own.device)
-        before = own[seen]
-        own[seen] = torch.where(before > 0, before / sampling.repetition_penalty, before * sampling.repetition_penalty)
+        seen = sent(np.unique(ids), logits.device)
+        before = logits[seen]
+        logits[seen] = torch.where(before > 0, before / sampling.repetition_penalty, before * sampling.repetition_penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
-        said, counts = np.unique(ids[len(ids) - sequence.generated :], return_counts=True)
+        answered, counts = np.unique(ids[len(ids) - sequence.generated :], return_counts=True)
         less = sampling.presence_penalty + sampling.frequency_penalty * counts
-        own[sent(said, own.device)] -= sent(tensor_of(less).to(own.dtype), own.device)
+        logits[sent(answered, logits.device)] -= sent(tensor_of(less).to(logits.dtype), logits.device)
 
 
 def _draw(logits: Tensor, best: Tensor, sequences: Many[Sequence]) -> Tensor:

@@ -37,7 +37,7 @@ from hplm.metrics import names
 from hplm.metrics.meter import Meter, Series
 from hplm.model.cpu import apart, compute_with
 from hplm.model.prompts import Prompts
-from hplm.parameters import asked_flag, asked_number, asked_timeout_us, yes_or_no
+from hplm.parameters import request_flag, request_number, request_timeout_us, yes_or_no
 from hplm.plot.table import Table
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
@@ -114,14 +114,14 @@ class DecoderService:
     def _take(self, form: PromptForm, number: int, put: Callable[[Reply | Exception], None]) -> None:
         """Takes what a client has sent, or raises. `put` takes replies, of which one is the end."""
         view, now = self._backbone.view, time.time()
-        if asked_flag(form.parameters, LIST):
+        if request_flag(form.parameters, LIST):
             found = listed(view.snapshot, form.parameters, now, self._backbone.is_stale)
             put(Reply([(number, 1)], {"text_output": strings([found])}, end=NAMES))
             return
         tenant = admit(view.snapshot, form.parameters, now, self._backbone.is_stale)
         if number_of(0, tenant.uid) in self._refused:
             raise refusal(tenant.id)
-        asked_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one rung
+        request_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one rung
         if (form.text is None) == (form.messages is None):
             raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
         sampling = sampling_of(form.parameters, form.sampling)
@@ -139,9 +139,9 @@ class DecoderService:
 
         `number`: the request's, in the model process.
         """
-        timeout_us = asked_timeout_us(form.parameters, form.timeout_us)
-        truncate = asked_flag(form.parameters, "truncate")
-        priority = asked_number(form.parameters, "hplm_priority", -(2**31), 2**31 - 1)
+        timeout_us = request_timeout_us(form.parameters, form.timeout_us)
+        truncate = request_flag(form.parameters, "truncate")
+        priority = request_number(form.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
         sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
         text, most_characters = form.text or "", self._prompts.most_characters

@@ -66,10 +66,10 @@ def fastest(work: str = SERVING) -> Fastest:
     """Returns the faster format of this machine's CPU for SERVING or TRAINING. Measures if nobody has."""
     # A private name, because torch 2.10 may not have the public get_capabilities() yet.
     if not torch.cpu._is_avx512_bf16_supported():  # pyright: ignore[reportPrivateUsage]
-        return _said(Fastest(work, None))
+        return _logged(Fastest(work, None))
     key = f"{_machine()}, {work}"
     if (speed := _kept().get(key)) is not None:
-        return _said(Fastest(work, speed))
+        return _logged(Fastest(work, speed))
     speed = measured(work)
     try:
         speed = _keep(key, speed)
@@ -77,12 +77,12 @@ def fastest(work: str = SERVING) -> Fastest:
         log.warning(
             "%s cannot be written (%s): each process measures again whether bf16 or fp32 is faster", FILE, error.strerror
         )
-    return _said(Fastest(work, speed))
+    return _logged(Fastest(work, speed))
 
 
-def _said(found: Fastest) -> Fastest:
-    log.info("%s", found)
-    return found
+def _logged(result: Fastest) -> Fastest:
+    log.info("%s", result)
+    return result
 
 
 def measured(work: str) -> float:

@@ -42,7 +42,7 @@ def backbone_buckets(problem: Problem) -> list[tuple[frozenset[str], ...]]:
     took = {
         name: own.alone().ns(*problem.shapes[name])
         for name, own in problem.profile.backbones.items()
-        if any(unit.split("/")[0] == name for unit in problem.asked)
+        if any(unit.split("/")[0] == name for unit in problem.requested)
     }
     ordered = sorted(took, key=lambda name: (took[name], name))
     borders = [i for i in range(1, len(ordered)) if took[ordered[i]] > ALIKE * took[ordered[i - 1]]]

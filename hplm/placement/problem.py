@@ -37,7 +37,7 @@ class Problem:
         return {unit.name: unit for unit in self.units}
 
     @cached_property
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         """The units that have requests."""
         return [name for name, requests in zip(self.trace.names, self.trace.counts.tolist(), strict=True) if requests]
 

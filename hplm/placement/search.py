@@ -83,7 +83,7 @@ class _Search:
         if found:
             return found
         # Backbones that ought to be apart share all devices where these cannot be divided.
-        return self._bucket(frozenset(name.split("/")[0] for name in problem.asked), 0, problem.cluster.devices)
+        return self._bucket(frozenset(name.split("/")[0] for name in problem.requested), 0, problem.cluster.devices)
 
     def _divided(self, buckets: tuple[frozenset[str], ...]) -> Iterator[_Candidate]:
         """Returns placements of these buckets, with the best ways to divide the devices among them."""

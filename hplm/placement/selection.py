@@ -80,7 +80,7 @@ def completed(problem: Problem, groups: Groups) -> Groups:
     A unit with requests is left out where it would make others late, so that fewer requests are answered.
     """
     share = problem.screen.attained(groups).share
-    asked = set(problem.asked)
+    requested = set(problem.requested)
     for unit in problem.units:
         if any(unit.name in group.units for group in groups):
             continue
@@ -88,7 +88,7 @@ def completed(problem: Problem, groups: Groups) -> Groups:
             grown = problem.room.added(groups, at, unit.name)
             if grown is None:
                 continue
-            attained = problem.screen.attained(grown).share if unit.name in asked else share
+            attained = problem.screen.attained(grown).share if unit.name in requested else share
             if attained >= share:
                 groups, share = grown, attained
                 break

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from hplm.errors import HplmError, told
+from hplm.errors import HplmError, logged_error
 from hplm.metrics.meter import Meter
 from hplm.process.channel import (
     DEVICE_FAILED,
@@ -188,7 +188,7 @@ def _reply(number: int, wanted: int, version: int, answer: AnswersOrError | Repl
     if isinstance(answer, Reply):
         return answer
     if isinstance(answer, Exception):
-        return Reply([(number, 1)], {}, told(answer, "the engine"))
+        return Reply([(number, 1)], {}, logged_error(answer, "the engine"))
     return Reply([(number, len(answer))], outputs_of(answer, names_of(wanted), [version] * len(answer)))
 
 

@@ -38,7 +38,7 @@ ALIVE = frozenset({ModelState.WORKS, ModelState.BUSY})  # a restart would gain n
 @dataclass(frozen=True)
 class Health:
     state: ModelState
-    said: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ def health(status: int, answer: bytes) -> Health:
     """Returns what the answer to a probe means."""
     if status == 200:
         return Health(ModelState.WORKS)
-    said = _error(answer)
-    if any(words in said for words in _UNLOADED):
-        return Health(ModelState.UNLOADED, said)
-    if not said or any(words in said for words in _UNHEALTHY):
-        return Health(ModelState.DEAD, said or f"status {status} without a word")
-    if error_in(said) in (Broken, Internal):
-        return Health(ModelState.BROKEN, said)
-    passes = status == 503 or error_in(said) is Draining  # Triton's `generate` has one status for all errors
-    return Health(ModelState.BUSY if passes else ModelState.WORKS, said)
+    reason = _error(answer)
+    if any(words in reason for words in _UNLOADED):
+        return Health(ModelState.UNLOADED, reason)
+    if not reason or any(words in reason for words in _UNHEALTHY):
+        return Health(ModelState.DEAD, reason or f"status {status} without a word")
+    if error_in(reason) in (Broken, Internal):
+        return Health(ModelState.BROKEN, reason)
+    passes = status == 503 or error_in(reason) is Draining  # Triton's `generate` has one status for all errors
+    return Health(ModelState.BUSY if passes else ModelState.WORKS, reason)
 
 
 def _error(answer: bytes) -> str:

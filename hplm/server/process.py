@@ -114,12 +114,12 @@ class Process:
         self._begins = output.tell()
         return output
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Returns what it has printed since it was started."""
         return log.read(self.log_file, self._begins) if self.log_file is not None else ""
 
     def last_words(self) -> str:
-        return "\n".join(f"  {line}" for line in log.tail(self.said()))
+        return "\n".join(f"  {line}" for line in log.tail(self.output()))
 
     def comes_to(self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Waits until a condition holds. Returns False if the process ends before or takes longer."""

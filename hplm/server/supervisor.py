@@ -68,13 +68,13 @@ class Supervisor:
         health = self._control.probe(model, probe, self.probe_s)
         if health.state not in (ModelState.SILENT, ModelState.BROKEN):
             self._heard[model] = self.clock.monotonic()
-        if health.state is ModelState.WORKS and health.said:  # an error: it may have been loaded again with other inputs
+        if health.state is ModelState.WORKS and health.reason:  # an error: it may have been loaded again with other inputs
             self._models.discard(model)
         is_gone = health.state is ModelState.SILENT and model in (holder.model for holder in self._gone())
         if health.state is ModelState.DEAD or is_gone:
-            return self._revive(model, health.said)
+            return self._revive(model, health.reason)
         if self.clock.monotonic() - self._heard[model] > SILENT_SECONDS:
-            return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.said})"
+            return f"model {model!r} has not worked for {SILENT_SECONDS:g} s ({health.reason})"
         return None
 
     def _begin(self) -> None:

@@ -120,7 +120,7 @@ class TritonServer:
                     ports_lost += 1
                     goes_on = ports_lost < _ATTEMPTS
                 else:
-                    goes_on = _STOOD_STILL in process.said() and time.monotonic() < deadline
+                    goes_on = _STOOD_STILL in process.output() and time.monotonic() < deadline
                 if not goes_on:
                     raise failure
                 self.stop()
@@ -142,7 +142,7 @@ class TritonServer:
 
     def last_words(self) -> str:
         """Returns the errors in the log."""
-        return "\n".join(f"  {line}" for line in log.complaints(self._process.said() if self._process else ""))
+        return "\n".join(f"  {line}" for line in log.complaints(self._process.output() if self._process else ""))
 
     def control(self) -> Control:
         """Returns what calls this server's restricted APIs."""
@@ -255,7 +255,7 @@ class TritonServer:
         return HplmError(f"{what}; its log says:\n{said}{where}")
 
     def _lost_ports(self, process: Process) -> list[tuple[str, int]]:
-        said = process.said()
+        said = process.output()
         return [(flag, port) for flag, port in self._ports.items() if f":{port}' already in use" in said]
 
     def _url(self, port: int) -> str:

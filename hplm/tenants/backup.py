@@ -114,7 +114,7 @@ def restore(source: Path, registry: Registry, accept_old_keys: bool = False) -> 
     except FileNotFoundError:
         raise Broken(f"{source} has no {CURRENT}: use another backup") from None
     snapshot = kept.at(pointer)
-    lost = None if is_begun(registry.store, anew=True) else registry.newest_left()
+    lost = None if is_begun(registry.store, anew=True) else registry.newest_remaining()
 
     def undone_in(now: Mapping[str, Tenant]) -> dict[str, list[str]]:
         undone = _undone({} if lost is not None and not lost.generation else now, snapshot.tenants)

@@ -168,7 +168,7 @@ class Mirror:
                 now, missing = missing[: 4 * AT_ONCE], missing[4 * AT_ONCE :]
                 failures += [error for error in pool.map(self._bring_record, now) if error is not None]
         self._publish(pointer, wanted)
-        self._tables.want([branch for branch in wanted.branches if not self._is_here(branch)])
+        self._tables.want([branch for branch in wanted.branches if not self._has_tables(branch)])
         if failures:
             raise failures[0]
 
@@ -191,9 +191,9 @@ class Mirror:
     def _publish(self, pointer: Pointer, wanted: Snapshot) -> None:
         """Publishes what is here of the registry's snapshot, if that is more or less than the newest generation has."""
         local, newest, missing = self._state.pointer(), self._local(), self._missing(wanted)
-        if local is None and not (missing <= self._broken and all(map(self._is_here, wanted.branches))):
+        if local is None and not (missing <= self._broken and all(map(self._has_tables, wanted.branches))):
             return  # nothing is served before all is here that can come
-        branches, tenants = assemble(wanted, newest, self._is_here, self._parent, lambda own: not files_of([own]) & missing)
+        branches, tenants = assemble(wanted, newest, self._has_tables, self._parent, lambda own: not files_of([own]) & missing)
         is_whole = set(wanted.branches) <= set(branches) and tenants == wanted.tenants
         copied = CopiedRegistry(str(self._store), pointer.generation, pointer.snapshot)
         base = local or Pointer(0, pointer.lineage)
@@ -215,7 +215,7 @@ class Mirror:
             self._newest = self._state.load(generation) if generation else self._exported
         return self._newest
 
-    def _is_here(self, branch: Branch) -> bool:
+    def _has_tables(self, branch: Branch) -> bool:
         return (self._exported_tables / branch.folder).is_dir() or (self._state.tables / branch.folder).is_dir()
 
     def _parent(self, branch: Branch) -> BranchId | None:

@@ -70,7 +70,7 @@ class Registry:
         after = self._after(before, action, change, self._time.time())
         return self._publish(Pointer(0, lineage or secrets.token_hex(8), lease_s=lease_s), None, after)
 
-    def newest_left(self) -> Snapshot:
+    def newest_remaining(self) -> Snapshot:
         """Returns the newest whole snapshot of a registry without CURRENT: the exported one if none is left."""
         names = [found.name.partition("/")[2] for found in self.store.names(SNAPSHOTS)]
         left = {int(number): name for name in names if (number := name.partition("-")[0]).isdecimal()}

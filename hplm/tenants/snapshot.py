@@ -202,8 +202,8 @@ class Snapshot:
             "generation": self.generation,
             "export": self.export,
             "tables": self.branches,
-            "tenants": [_said(tenant) for tenant in self.tenants],
-            "ledger": {**_said(self.ledger), "before": [_said(tenant) for tenant in self.ledger.before]},
+            "tenants": [_unusual_fields(tenant) for tenant in self.tenants],
+            "ledger": {**_unusual_fields(self.ledger), "before": [_unusual_fields(tenant) for tenant in self.ledger.before]},
         }
         return msgspec.json.encode(stored)
 
@@ -287,7 +287,7 @@ def _decoded(stored: Sequence[msgspec.Raw], where: str) -> Iterator[Tenant]:
             raise msgspec.ValidationError(f"{where}[{number}]: {error}") from None
 
 
-def _said(one: Any) -> dict[str, Any]:
+def _unusual_fields(one: Any) -> dict[str, Any]:
     """Returns the fields that are not as most are: at thousands of tenants, a snapshot is half as large."""
     return {name: value for name, usual in _usual(one.__class__) if (value := getattr(one, name)) != usual}
 

@@ -43,7 +43,7 @@ def begin_from(manager: Manager, old: Manager, lease_s: float | None = None) -> 
     """
     pointer = old.registry.pointer()
     succession = _Succession(manager, old, old.registry.at(pointer))
-    left = manager.registry.newest_left()
+    left = manager.registry.newest_remaining()
     was_cut = left.ledger.change.get("action") == ACTION  # no later change was made
     lease_s = pointer.lease_s if lease_s is None else lease_s
     is_new = manager.registry.begin_with(ACTION, succession.edit, lease_s, left if was_cut else None)

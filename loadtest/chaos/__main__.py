@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, folder: Path, found: dict[str, Any]) -> None:
             "reasons": history.reasons(),
             **later(one for own in history.heard for one in own),
             **growth(samples),
-            "serve_said": victim.said().splitlines(),
+            "serve_said": victim.output().splitlines(),
         }
     if found["unanswered"] or found["wrong"] or not found["recovered"]:
         raise HplmError("a request was unanswered or wrong, or the server has not recovered: see the figures")
@@ -144,7 +144,7 @@ def made(fault: Fault, victim: ServedCopy, questions: list[TenantText], chance: 
     if seconds:
         began = time.monotonic()  # of its end
     if (last := _answered_again(victim, questions)).outcome != OK:
-        return lasted | {"not_recovered": last.said}
+        return lasted | {"not_recovered": last.reason}
     return lasted | {"recovery_s": round(time.monotonic() - began, 1)}
 
 

@@ -67,7 +67,7 @@ def bucket(folder: Path) -> Iterator[Link]:
     server = Process("the bucket", [sys.executable, "-m", testing.bucket.__name__, str(port)], folder / "bucket.log")
     server.start()
     try:
-        server.wait_until(lambda: "ready" in server.said(), START_S)
+        server.wait_until(lambda: "ready" in server.output(), START_S)
         address = {**testing.bucket.RIGHTS, "AWS_ENDPOINT": f"http://{LOOPBACK}:{port}"}
         with mock.patch.dict(os.environ, address), Link(port) as link:
             try:
@@ -105,7 +105,7 @@ def faults(link: Link, keyed: TenantText) -> list[Fault]:
         secret, key = manager.add_key(keyed.tenant)
         new = TenantText(keyed.tenant, keyed.text, secret)
         if (answer := asked(victim, new, True)).outcome != OK:
-            raise WrongAnswer(f"{keyed.tenant} is not answered with its newest key: {answer.said}")
+            raise WrongAnswer(f"{keyed.tenant} is not answered with its newest key: {answer.reason}")
         link.state = SILENT
         try:
             dead = manager.revoke_key(keyed.tenant, key.id)

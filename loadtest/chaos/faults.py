@@ -216,9 +216,9 @@ def _tenant_comes_and_goes(victim: ServedCopy, chance: random.Random) -> Generat
     source = victim.add_guest()
     expected, answer = (asked(victim, TenantText(tenant, "the same text for both"), True) for tenant in (source, GUEST))
     if expected.logits is None:
-        raise WrongAnswer(f"{source} was not answered: {expected.said}")
+        raise WrongAnswer(f"{source} was not answered: {expected.reason}")
     if answer.logits is None:
-        raise WrongAnswer(f"{GUEST} was not answered: {answer.said}")
+        raise WrongAnswer(f"{GUEST} was not answered: {answer.reason}")
     if not answer.agrees_with(expected.logits):
         raise WrongAnswer(f"{GUEST} is a copy of {source}, and its answer differs")
     victim.delete_guest()

@@ -53,7 +53,7 @@ def growth(samples: Sequence[Mapping[str, ProcessSize]]) -> dict[str, Any]:
 
 def later(heard: Iterable[Heard]) -> dict[str, float | None]:
     """Compares the p99 of answers in the second sixth of the time and in the last."""
-    answers = np.array([(one.asked, one.ended) for one in heard if one.outcome == OK]).reshape(-1, 2)
+    answers = np.array([(one.sent, one.ended) for one in heard if one.outcome == OK]).reshape(-1, 2)
     begin, end = (answers[:, 1].min(), answers[:, 1].max()) if len(answers) else (0.0, 0.0)
     bounds = np.linspace(begin, end, COMPARED + 1)
     parts = [answers[(answers[:, 1] >= bounds[at]) & (answers[:, 1] <= bounds[at + 1])] for at in (1, COMPARED - 1)]

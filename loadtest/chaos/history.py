@@ -43,7 +43,7 @@ class TenantText:
 @dataclass(frozen=True)
 class Observation:
     outcome: str  # OK: with logits; they are not yet compared
-    said: str = ""
+    reason: str = ""
     logits: Array | None = None
 
     def agrees_with(self, expected: Array) -> bool:
@@ -93,7 +93,7 @@ def expected_answers(address: str, model: str, questions: Sequence[TenantText]) 
         for question in questions:
             answer = asker.ask(question)
             if answer.logits is None:
-                raise HplmError(f"tenant {question.tenant!r} is not answered before any fault ({answer.said}): use others")
+                raise HplmError(f"tenant {question.tenant!r} is not answered before any fault ({answer.reason}): use others")
             expected[question] = answer.logits
     return expected
 
@@ -101,7 +101,7 @@ def expected_answers(address: str, model: str, questions: Sequence[TenantText]) 
 class Heard(NamedTuple):
     """A request: when it was sent and when it ended, its outcome, and why it is not OK."""
 
-    asked: float  # on the monotonic clock
+    sent: float  # on the monotonic clock
     ended: float
     outcome: str
     why: str
@@ -150,7 +150,7 @@ class History:
             for question, expected in itertools.islice(turns, client % len(self._expected), None):
                 asked = time.monotonic()
                 answer, ended = asker.ask(question), time.monotonic()
-                outcome, why = answer.outcome, answer.said
+                outcome, why = answer.outcome, answer.reason
                 if outcome == OK and expected is not None and not answer.agrees_with(expected):
                     outcome, why = WRONG, question.tenant
                 self.heard[client].append(Heard(asked, ended, outcome, why))

@@ -15,9 +15,9 @@ import torch
 from tqdm import tqdm
 
 from bench.turns import threads
+from builder.console import no_progress_bars
 from builder.learning.bodies import PlotBody, WholeBody
 from builder.learning.loop import products_dtype
-from builder.said import no_progress_bars
 from builder.store.resumable import digest_of
 from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
@@ -191,7 +191,7 @@ class AccuracyReport:
         if case.teacher:
             told |= {"teacher": trained.report["teacher"]}
         if isinstance(trained.body, PlotBody):
-            told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.found}
+            told |= {"root": digest_of(store.folder / "upper.safetensors"), "windows_found": texts.window_shares}
         return {**scores.described(), **told}
 
     def _pretrained(self, part: str, domain: str) -> WholeBody:

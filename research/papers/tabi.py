@@ -40,7 +40,7 @@ class Leaves(NamedTuple):
     """Where texts leave."""
 
     part: AnsweredTexts  # the texts, and what they are answered
-    left: Array  # of each text: the exit
+    exits: Array  # of each text: the exit
     looks: Array  # of each text: the exits that were looked at
 
 
@@ -76,19 +76,19 @@ def tabi(*, dtype: EngineDtype = "auto", tenants: Whole = 100) -> Rows:
 
 
 def _way(own: Judged, leaves: Leaves) -> ExitResult:
-    right = leaves.part.right[leaves.left, np.arange(len(leaves.left))]
+    right = leaves.part.right[leaves.exits, np.arange(len(leaves.exits))]
     return ExitResult(_work(leaves), Estimate.of(own.test.right[-1] - right))
 
 
 def _work(leaves: Leaves) -> float:
     answered = leaves.part.answered
-    return float((answered.costs[leaves.left] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
+    return float((answered.costs[leaves.exits] + LOOK * leaves.looks) @ answered.weights / answered.weights.sum())
 
 
 def served(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     """One exit and its threshold, as `hplm tenant exits` chooses them."""
     for leaving in within(choosing.answered, DROPS):
-        left = judged.answered.left_at(leaving)
+        left = judged.answered.exits_of(leaving)
         yield Leaves(judged, left, np.full(len(left), leaving.exit is not None))
 
 
@@ -97,7 +97,7 @@ def several(choosing: AnsweredTexts, judged: AnsweredTexts) -> Iterable[Leaves]:
     tried: list[tuple[float, float, list[float]]] = []  # work, loss, thresholds
     for thresholds in _by_price(choosing):
         leaves = _by_thresholds(choosing, thresholds)
-        tried.append((_work(leaves), 100 * _likely(choosing.answered.losses_of(leaves.left)), thresholds))
+        tried.append((_work(leaves), 100 * _likely(choosing.answered.losses_of(leaves.exits)), thresholds))
     for drop in DROPS:
         able = [one for one in tried if one[1] <= drop] or tried[:1]  # an ensemble may lose more where no text leaves
         yield _by_thresholds(judged, min(able)[2])
@@ -142,13 +142,13 @@ WAYS: dict[str, Choosing] = {
 }
 
 
-def _left(part: AnsweredTexts, thresholds: Sequence[float]) -> Array:
+def _exits_of(part: AnsweredTexts, thresholds: Sequence[float]) -> Array:
     sure = part.answered.confidences >= np.array(thresholds)[:, None]
     return np.where(sure.any(axis=0), sure.argmax(axis=0), len(thresholds))
 
 
 def _by_thresholds(part: AnsweredTexts, thresholds: Sequence[float]) -> Leaves:
-    left = _left(part, thresholds)
+    left = _exits_of(part, thresholds)
     open_before = np.cumsum([0, *(threshold < NEVER for threshold in thresholds)])
     return Leaves(part, left, open_before[np.minimum(left + 1, len(thresholds))])
 
@@ -168,7 +168,7 @@ def _by_price(part: AnsweredTexts) -> list[list[float]]:
         for _ in range(3):
             stays = weights * answered.costs[-1] + losses[-1]
             for exit in reversed(range(len(now))):
-                reaches = _left(part, [*now[:exit], *[NEVER] * (len(now) - exit)]) == len(now)
+                reaches = _exits_of(part, [*now[:exit], *[NEVER] * (len(now) - exit)]) == len(now)
                 leaves = weights * answered.costs[exit] + losses[exit]
                 now[exit] = _best(answered.confidences[exit][reaches], (stays - leaves)[reaches], LOOK * weights[reaches].sum())
                 if now[exit] < NEVER:

@@ -33,7 +33,7 @@ def one_step():
 
 @pytest.fixture
 def with_bars(monkeypatch):
-    monkeypatch.setattr("builder.said._is_silent", ContextVar("is_silent", default=False))
+    monkeypatch.setattr("builder.console._is_silent", ContextVar("is_silent", default=False))
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from builder.console import no_progress_bars
 from builder.learning.limits import Budget
-from builder.said import no_progress_bars
 from builder.store.branches import table_spec
 from builder.store.store import Store, TenantVersion
 from builder.tables.corpus import Corpus, tokenize_corpus

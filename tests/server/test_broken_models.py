@@ -68,7 +68,7 @@ def test_a_server_is_started_again_if_a_model_of_it_stays_broken(broken, times, 
     supervising = server.supervised()
     while server.answers:
         supervising.look()
-    assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.said) for one in server.said[:1])
+    assert server.restarts == restarts and all(mentions(one, "chat", BROKEN.reason) for one in server.said[:1])
 
 
 def test_a_silent_model_that_was_loaded_later_does_not_end_the_supervisor():
@@ -106,19 +106,19 @@ def test_a_server_whose_models_cannot_be_read_is_started_again():
     ("how", "answers", "named"),
     [
         ("once", [WORKS], None),
-        ("once", [BUSY], BUSY.said),  # alive, but not ready
+        ("once", [BUSY], BUSY.reason),  # alive, but not ready
         ("alive", [BUSY], None),
-        ("alive", [BROKEN], BROKEN.said),
+        ("alive", [BROKEN], BROKEN.reason),
         ("alive", [Health(ModelState.DEAD, "Stub process")], "Stub process"),
-        ("alive", [SILENT], SILENT.said),
-        ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.said),
+        ("alive", [SILENT], SILENT.reason),
+        ("", [WORKS, BROKEN, BROKEN, WORKS, *[BROKEN] * 20], BROKEN.reason),
     ],
 )
 def test_watching_says_whether_a_model_works(how, answers, named, capsys):
     busy = answers[0] is BUSY
     with pytest.raises(HplmError, match=mentioning("chat", named)) if named is not None else nullcontext():
         Played(*answers).watched(how)
-    assert mentions(capsys.readouterr().out, "chat", BUSY.said) == (busy and how == "alive")
+    assert mentions(capsys.readouterr().out, "chat", BUSY.reason) == (busy and how == "alive")
 
 
 def test_a_probe_that_is_answered_with_an_error_is_made_again():
@@ -129,7 +129,7 @@ def test_a_probe_that_is_answered_with_an_error_is_made_again():
         supervising.look()
     assert server.read == ["chat", "chat"] and not server.restarts
     server = Played(WORKS, REFUSED, WORKS, *[BROKEN] * 20)
-    with pytest.raises(HplmError, match=mentioning(BROKEN.said)):
+    with pytest.raises(HplmError, match=mentioning(BROKEN.reason)):
         server.watched()
     assert server.read == ["chat", "chat"]
 

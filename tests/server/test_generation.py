@@ -164,7 +164,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
     probes, drained = control.probes(["chat", "toy-lookup"]), inherited.server_name(server.server.id, server.server.pid)
     try:
         server.server.leave(0)  # first routers must see it
-        eventually(lambda: all("[draining]" in control.probe(model, probe, PATIENCE).said for model, probe in probes.items()))
+        eventually(lambda: all("[draining]" in control.probe(model, probe, PATIENCE).reason for model, probe in probes.items()))
         assert Asked(server, "a", "plain").piece() and server.stock().ask([WORDS[0]], "acme")
         inherited.start_to_drain(drained)
         with refused("draining"):
@@ -174,7 +174,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
                 server.stock(protocol).ask([WORDS[0]], "acme", headers=headers)
             assert refusal.value.status() == code, "a router sends 501 on, and cannot do so with gRPC"
         for model, probe in probes.items():
-            assert "[draining]" in control.probe(model, probe, PATIENCE).said
+            assert "[draining]" in control.probe(model, probe, PATIENCE).reason
         assert asked.pieces()[-1]["finish_reason"][0] == b"length"
         refusals = {"hplm_generations_total": 1, "hplm_lookup_requests_total": 3}
         counts = settled(server, {"hplm_generations_total": 3, "hplm_lookup_requests_total": 4}, before)

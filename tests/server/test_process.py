@@ -91,20 +91,20 @@ def test_a_process_is_asked_to_end_once(make):
     traps = "trap 'trap - TERM; echo asked' TERM; trap 'echo lives' WINCH"
     process = make(["sh", "-c", f"{traps}; echo Ready; while :; do sleep 0.05; done"])
     process.start()
-    process.wait_until(process.said, PATIENCE)
+    process.wait_until(process.output, PATIENCE)
     process.ask_to_end()
-    eventually(lambda: "asked" in process.said())
+    eventually(lambda: "asked" in process.output())
     process.ask_to_end()
     os.kill(process.pid, signal.SIGWINCH)
-    eventually(lambda: "lives" in process.said())
+    eventually(lambda: "lives" in process.output())
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_the_whole_group_ends_with_a_process_although_it_does_not_listen(make, end):
     process = make(["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"])
     process.start()
-    eventually(lambda: process.said().strip())
-    child = int(process.said())
+    eventually(lambda: process.output().strip())
+    child = int(process.output())
     if end == "killed":
         kill(process)
         process.look(lambda _: None)
@@ -119,7 +119,7 @@ def test_it_is_pinned_to_its_cores_with_as_many_threads(make):
     process = make(["sh", "-c", "grep Cpus_allowed_list /proc/self/status; echo $OMP_NUM_THREADS"], cores=[core])
     process.start()
     process.finish(60)
-    assert mentions(process.said(), f"Cpus_allowed_list:\t{core}\n1\n")
+    assert mentions(process.output(), f"Cpus_allowed_list:\t{core}\n1\n")
 
 
 def test_a_failure_is_an_error_with_the_last_words_of_the_last_start(make):
@@ -128,14 +128,14 @@ def test_a_failure_is_an_error_with_the_last_words_of_the_last_start(make):
         process.start()
         with pytest.raises(HplmError, match="port 8000 is taken"):
             wait()
-        assert process.said() == "port 8000 is taken\n"
+        assert process.output() == "port 8000 is taken\n"
 
 
 def test_it_ends_with_the_process_that_has_started_it(tmp_path):
     script = (
         "import sys, time; from pathlib import Path; from hplm.server.process import Process\n"
         f"process = Process('it', ['sh', '-c', 'echo runs; exec sleep 600'], Path({str(tmp_path / 'it.log')!r}))\n"
-        "process.start(); process.wait_until(process.said, 300); print(process.pid, flush=True); time.sleep(600)"
+        "process.start(); process.wait_until(process.output, 300); print(process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from builder.console import progress_bar
 from builder.evaluation.comparison import GROUPS, baselines, compared
 from builder.evaluation.evaluation import Evaluation
-from builder.said import progress_bar
 from builder.store.store import TenantVersion
 from builder.tasks.examples import Example
 from builder.tasks.tasks import training_task

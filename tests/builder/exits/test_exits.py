@@ -152,8 +152,8 @@ def test_a_text_leaves_that_is_sure_enough():
         np.array([[0.9, 0.5, 0.5], [0.9, 0.9, 0.5]]), np.array([[0, 1, 1], [1, 1, 1], [1, 1, 1]], bool),
         np.array([[1.0, 0, 0], [0, 0, 0], [0, 0, 0]]), COSTS, 0.01, np.ones(3),
     )  # fmt: skip
-    assert answered.left_at(Leaving(0, 0.8)).tolist() == [0, 2, 2]
-    assert answered.left_at(Leaving(None)).tolist() == [2, 2, 2]
+    assert answered.exits_of(Leaving(0, 0.8)).tolist() == [0, 2, 2]
+    assert answered.exits_of(Leaving(None)).tolist() == [2, 2, 2]
     first, second = answered.plan(Leaving(0, 0.8)), answered.plan(Leaving(1, 0.8))
     assert (first.leaves, first.agrees) == (pytest.approx(1 / 3, abs=1e-4), 0.0)
     assert (second.leaves, second.agrees) == (pytest.approx(2 / 3, abs=1e-4), 1.0)
@@ -175,7 +175,7 @@ def test_halves_judge_each_other():
         assert plan.agrees == pytest.approx(1 - plan.loss.points / 100, abs=1e-3)
         found.append(plan.loss.points)
         for losses, texts in ((own, some), (further, others)):
-            losses.append(100 * texts.losses_of(texts.left_at(plan.plan)).mean())
+            losses.append(100 * texts.losses_of(texts.exits_of(plan.plan)).mean())
     assert np.mean(own) < 0.8, "the standard error of the loss is not counted"
     assert 1.0 < np.mean(further) < np.mean(found) + 0.1
 
