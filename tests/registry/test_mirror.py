@@ -226,12 +226,12 @@ def test_a_first_copy_is_whole_although_a_table_comes_while_it_is_made(far):
     asked, goes_on = threading.Event(), threading.Event()
 
     class Late(Mirror):
-        def _is_here(self, branch):
+        def _has_tables(self, branch):
             """The table comes just after it was said that it is not here."""
-            is_here = super()._is_here(branch)
+            is_here = super()._has_tables(branch)
             if asked.is_set():
                 goes_on.set()
-                eventually(partial(super()._is_here, branch))
+                eventually(partial(super()._has_tables, branch))
             return is_here
 
     def fault(name):
