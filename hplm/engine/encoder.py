@@ -80,7 +80,7 @@ class Encoder:
         with self._lock:
             self._scheduler.alone = tenants
 
-    def levels(self, backbone: int) -> dict[Series, float]:
+    def gauges(self, backbone: int) -> dict[Series, float]:
         """Returns the waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
         with self._lock:
             (texts, size, oldest), rung = self._scheduler.waiting(backbone), self._scheduler.governor.rung

@@ -110,18 +110,18 @@ class Instruments:
                 stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
             )
 
-    def look(self, levels: dict[Series, float], stager: EncoderStager, audit: ExitAudit) -> None:
-        """Updates the levels, those of the encoder among them, and the counts that the slots keep."""
-        levels[names.RAISED_EXITS, ()] = len(audit)
+    def look(self, gauges: dict[Series, float], stager: EncoderStager, audit: ExitAudit) -> None:
+        """Updates the gauges, those of the encoder among them, and the counts that the slots keep."""
+        gauges[names.RAISED_EXITS, ()] = len(audit)
         for (tenant, exit), share in audit.agreements().items():
-            levels[names.EXIT_AGREEMENT, (tenant, str(exit))] = share
+            gauges[names.EXIT_AGREEMENT, (tenant, str(exit))] = share
         for layout, slots in stager.slots().items():
             seen = self._seen.get(layout, (0, 0))
             self._seen[layout] = hits, misses = slots.hits, slots.misses
             self.meter.add(names.SLOT_HITS, hits - seen[0], layout.name)
             self.meter.add(names.SLOT_MISSES, misses - seen[1], layout.name)
-            levels[names.SLOTS_USED, (layout.name,)] = slots.used
-        self.meter.set_all(levels)
+            gauges[names.SLOTS_USED, (layout.name,)] = slots.used
+        self.meter.set_all(gauges)
 
     def close(self) -> None:
         """Ends the journal."""

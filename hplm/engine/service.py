@@ -181,7 +181,7 @@ class EncoderService:
     def _look(self, backbone: int) -> None:
         served = self.served[backbone]
         served.engine.exit_audit.keep(served.backbone.view.snapshot.tenants)
-        served.instruments.look(self.encoder.levels(backbone), served.stager, served.engine.exit_audit)
+        served.instruments.look(self.encoder.gauges(backbone), served.stager, served.engine.exit_audit)
 
     def close(self) -> None:
         """Ends what follows the registry, and the journals. Its requests are answered before."""

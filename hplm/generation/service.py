@@ -211,11 +211,11 @@ class DecoderService:
             self._watcher.close()
 
     def look(self) -> None:
-        """Sets the meter's levels, and counts what was put back."""
+        """Sets the meter's gauges, and counts what was put back."""
         running, queue = self.loop.running, self.loop.queue
         room = running.cache.tokens
         cached = room - running.free
-        levels: dict[Series, float] = {
+        gauges: dict[Series, float] = {
             (names.RUNNING_SEQUENCES, ()): len(running),
             (names.WAITING_SEQUENCES, ()): len(self.reader) + len(queue),
             (names.CACHE_TOKENS, ()): cached,
@@ -223,9 +223,9 @@ class DecoderService:
             (names.CACHE_SHARE, ()): cached / room,
         }
         if self._backbone.state is not None:
-            levels[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
-            levels[names.REGISTRY_GENERATION, ()] = self._backbone.generation
-        self.meter.set_all(levels)
+            gauges[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
+            gauges[names.REGISTRY_GENERATION, ()] = self._backbone.generation
+        self.meter.set_all(gauges)
         self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
         self._put_back = running.put_back
 

@@ -113,7 +113,7 @@ class LookupService:
         self.meter.add(names.LOOKUPS, requests, outcome)
 
     def look(self) -> None:
-        """Updates the meter's levels, and sees whether the thread that looks up moves. Call it once a second."""
+        """Updates the meter's gauges, and sees whether the thread that looks up moves. Call it once a second."""
         self.meter.set(names.WAITING_LOOKUPS, len(self._line))
         since = self._working_since
         self._stuck = since, self._beats.count([since] if since is not None else [])

@@ -23,11 +23,11 @@ _OF_TENANTS = {names.TENANT_REQUESTS, names.EXIT_AGREEMENT}
 
 class Meter:
     def __init__(self) -> None:
-        self.look: Callable[[], None] = lambda: None  # called before counts are taken, to set levels
+        self.look: Callable[[], None] = lambda: None  # called before counts are taken, to set gauges
         self._lock = threading.Lock()
         self._counts: defaultdict[Series, float] = defaultdict(float)
-        self._levels: dict[Series, float] = {}
-        self._given: Set[Series] = frozenset()  # levels that `set_all` has set
+        self._gauges: dict[Series, float] = {}
+        self._given: Set[Series] = frozenset()  # gauges that `set_all` has set
         self._observed: dict[tuple[str, ...], tuple[Histogram, list[float]]] = {}  # by name and labels, since the last `take`
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
@@ -38,7 +38,7 @@ class Meter:
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         series = _series(metric, GAUGE, labels)
         with self._lock:
-            self._levels[series] = value
+            self._gauges[series] = value
 
     def observe(self, histogram: Histogram, values: Iterable[float], *labels: str) -> None:
         """Counts values."""
@@ -47,14 +47,14 @@ class Meter:
             self._observed.setdefault((histogram.name, *labels), (histogram, []))[1].extend(values)
 
     def take(self) -> tuple[dict[Series, float], dict[Series, float]]:
-        """Returns the counts since the last call, and the current levels."""
+        """Returns the counts since the last call, and the current gauges."""
         self.look()
         with self._lock:
             for (_, *labels), (histogram, values) in self._observed.items():
                 self._publish(histogram, sorted(values), *labels)
             self._observed.clear()
             counts, self._counts = self._counts, defaultdict(float)
-            return counts, dict(self._levels)
+            return counts, dict(self._gauges)
 
     def _publish(self, histogram: Histogram, values: list[float], *labels: str) -> None:
         """Adds sorted values to their series. Each counts in all buckets whose bound is not below it."""
@@ -68,13 +68,13 @@ class Meter:
         """Whether a series is still published."""
         return True
 
-    def set_all(self, levels: Mapping[Series, float]) -> None:
-        """Sets levels that were measured together, maybe in another process, and ends those that are no longer among them."""
+    def set_all(self, gauges: Mapping[Series, float]) -> None:
+        """Sets gauges that were measured together, maybe in another process, and ends those that are no longer among them."""
         with self._lock:
-            for ended in self._given - levels.keys():
-                self._levels.pop(ended, None)
-            self._levels.update(levels)
-            self._given = levels.keys()
+            for ended in self._given - gauges.keys():
+                self._gauges.pop(ended, None)
+            self._gauges.update(gauges)
+            self._given = gauges.keys()
 
     def add_all(self, counts: Mapping[Series, float]) -> None:
         """Adds counts that were taken, from this meter or from another process's."""

@@ -25,7 +25,7 @@ class Publisher:
         self._seconds = seconds
         self._families: dict[Metric, Any] = {}
         self._metrics: dict[Series, Any] = {}
-        self._levels: Set[Series] = frozenset()  # that were published last
+        self._gauges: Set[Series] = frozenset()  # that were published last
         self._failures: dict[Series, str] = {}  # already logged, for the series that could not be published last time
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -49,12 +49,12 @@ class Publisher:
                 log.exception("cannot publish metrics")
 
     def _publish(self) -> None:
-        counts, levels = self._meter.take()
+        counts, gauges = self._meter.take()
         self._meter.add_all({series: count for series, count in counts.items() if not self._send(series, count, "increment")})
-        levels = {series: level for series, level in levels.items() if self._meter.keeps(series)}
-        for series, level in levels.items():
-            self._send(series, level, "set")
-        ended, self._levels = self._levels - levels.keys(), levels.keys()
+        gauges = {series: value for series, value in gauges.items() if self._meter.keeps(series)}
+        for series, value in gauges.items():
+            self._send(series, value, "set")
+        ended, self._gauges = self._gauges - gauges.keys(), gauges.keys()
         self._metrics = {
             series: metric for series, metric in self._metrics.items() if self._meter.keeps(series) and series not in ended
         }

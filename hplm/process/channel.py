@@ -58,7 +58,7 @@ class Beaten(NamedTuple):
     """The counts of one backbone since the last beat."""
 
     counts: dict[Series, float]
-    levels: dict[Series, float]
+    gauges: dict[Series, float]
 
 
 @dataclass(frozen=True)

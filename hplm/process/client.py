@@ -192,7 +192,7 @@ class EngineClient(ABC, Generic[P]):
     def _count(self, beat: Beat) -> None:
         for meter, beaten in zip(self._meters, beat.backbones, strict=True):
             meter.add_all(beaten.counts)
-            meter.set_all(beaten.levels)
+            meter.set_all(beaten.gauges)
 
     def _share(self, unsent: list[tuple[P, Any]]) -> None:
         """Lets the threads that answer do so."""

@@ -144,9 +144,9 @@ class World(Clock):
 
     def waiting(self) -> int:
         self.service.look()
-        counts, levels = self.meter.take()
+        counts, gauges = self.meter.take()
         self.counted.update({labels[0]: count for (metric, labels), count in counts.items() if metric is names.LOOKUPS})
-        return int(levels[names.WAITING_LOOKUPS, ()])
+        return int(gauges[names.WAITING_LOOKUPS, ()])
 
     def unanswered(self):
         return [one for one in self.asked if not one.answers]

@@ -63,9 +63,9 @@ def test_sums_of_signed_times_are_shown_and_those_of_engines_that_follow_each_ot
         engine = Meter()
         for value in (-2.0, 0.5):
             engine.observe(SLACK, [value])
-            counts, levels = engine.take()
+            counts, gauges = engine.take()
             published.add_all(counts)
-            published.set_all(levels)
+            published.set_all(gauges)
     publisher.close()
     del publisher  # Triton shows the last values: its process can free no metric any more
     found = shown(family)
