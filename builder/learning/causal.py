@@ -20,7 +20,7 @@ from torch import Tensor
 from builder.console import passing_bar
 from builder.learning.distil import WAY_OUT, split_documents
 from builder.learning.limits import Budget
-from builder.learning.loop import Group, Training, half_precision, products_dtype, train
+from builder.learning.loop import ParameterGroup, Training, half_precision, products_dtype, train
 from builder.learning.progress import Exam, Progress
 from builder.learning.windows import Shrinking, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.attention import CausalAttention
@@ -200,14 +200,14 @@ def learn_windows(
 
     start, before, main = examined(), Progress(), budget
     inside = dict(lower.layers.named_parameters("lower.layers"))
-    groups = [Group(DOMAIN_RATE if checkpoint is None else LOWER_RATE, inside)]
+    groups = [ParameterGroup(DOMAIN_RATE if checkpoint is None else LOWER_RATE, inside)]
     if checkpoint is not None:
         file = saved.with_name(f"{saved.stem}-states{saved.suffix}") if saved is not None else None
         before, main = (
             _learn_states(student, held, batches, groups, budget.part(STATES_SHARE), file),
             budget.part(1 - STATES_SHARE),
         )
-        groups.append(Group(UPPER_RATE, dict(upper.layers[:LEARNING_UPPER].named_parameters("upper.layers"))))
+        groups.append(ParameterGroup(UPPER_RATE, dict(upper.layers[:LEARNING_UPPER].named_parameters("upper.layers"))))
     learning = Training("adapting", device, groups, batches, loss_of, examined, WAY_OUT, exams=EXAMS)
     now = train(learning, replace(main, until=budget.until), saved)
     for half in (lower, upper):
@@ -230,7 +230,7 @@ def learn_windows(
 
 
 def _learn_states(
-    student: CausalStudent, held: Sequence[CausalLesson], batches: Any, groups: Sequence[Group], budget: Budget,
+    student: CausalStudent, held: Sequence[CausalLesson], batches: Any, groups: Sequence[ParameterGroup], budget: Budget,
     saved: Path | None,
 ) -> Progress:  # fmt: skip
     """Trains the lower layers on the whole model's states at the split. A text's first token has its own exactly."""
