@@ -110,7 +110,8 @@ def test_a_client_imports_only_what_its_package_requires(room):
 
 
 def test_every_room_has_arrows():
-    rooms = {f"hplm.{path.stem}" for path in (ROOT / "hplm").iterdir() if path.stem not in ("__init__", "__pycache__")}
+    paths = [path for path in (ROOT / "hplm").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    rooms = {f"hplm.{path.stem}" for path in paths if path.stem != "__init__"}
     rooms |= {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"hplm", "tests"}
     rooms |= {path.parent.name for path in CLIENTS.glob("*/__init__.py")}
     assert rooms <= ARROWS.keys()
