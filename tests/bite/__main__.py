@@ -96,13 +96,15 @@ def make_python(copy: Path) -> None:
 def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, kinds: list[tuple[str, str]]) -> tuple[str, ...]:
     """Puts a fault in, runs its tests, and takes it out. Returns the outcome, and what there is to say of it.
 
-    What fails without the fault too does not count.
+    Runs the tests that import what is edited, and then those of all its rooms. What fails without the fault too does not count.
     """
     if said := fault.stale(copy):
         return "stale", said
-    left_out, rooms = list[str](), fault.tests(copy)
+    left_out = list[str]()
+    likeliest = fault.likeliest(copy)
+    parts = [[likeliest]] if likeliest else [], [[room] for room in fault.tests(copy)]
     try:
-        for run in [[*kind, room] for kind in kinds for room in rooms]:
+        for run in [[*kind, *tests] for part in parts for kind in kinds for tests in part]:
             while True:
                 before = fault.put_into(copy)
                 try:

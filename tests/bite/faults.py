@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,14 @@ class Fault:
         """Returns the folders of its rooms' tests: in `tests`, in `tests/builder`, or in the room itself."""
         found = [(f"tests/{room}", f"tests/builder/{room}", f"{room}/tests") for room in self.rooms]
         return [next((one for one in folders if (root / one).is_dir()), folders[0]) for folders in found]
+
+    def likeliest(self, root: Path) -> list[str]:
+        """Returns its rooms' files of tests that import what is edited."""
+        modules = [edit.file.removeprefix("clients/").removesuffix(".py").replace("/", ".") for edit in self.edits]
+        both = [module.rpartition(".") for module in modules]
+        named = re.compile("|".join(rf"{re.escape(room)}(\.|\ import\ .*\b){name}\b" for room, _, name in both))
+        files = [file for folder in self.tests(root) for file in sorted((root / folder).rglob("test_*.py"))]
+        return [str(file.relative_to(root)) for file in files if named.search(file.read_text("utf-8"))]
 
     def stale(self, root: Path) -> str | None:
         """Says which edit no longer applies exactly once, or which room has no tests; None: all is well."""
