@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bite.faults import FAULTS, Fault
+from tests.bite.faults import FAULTS, Fault, write
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - (.*))?$", re.MULTILINE)
@@ -100,9 +100,8 @@ def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, ki
     """
     if said := fault.stale(copy):
         return "stale", said
-    left_out = list[str]()
-    likeliest = fault.likeliest(copy)
-    parts = [[likeliest]] if likeliest else [], [[room] for room in fault.tests(copy)]
+    left_out, first = list[str](), fault.likeliest(copy)
+    parts = [first] if first else [], [[room] for room in fault.tests(copy)]
     try:
         for run in [[*kind, *tests] for part in parts for kind in kinds for tests in part]:
             while True:
@@ -111,7 +110,7 @@ def bite(fault: Fault, copy: Path, warm: subprocess.Popen[str], until: float, ki
                     failed = first_failure(warm, [*run, *left_out], until)
                 finally:
                     for file, text in before.items():
-                        file.write_text(text, "utf-8")
+                        write(file, text)
                 if failed is None:
                     break
                 if first_failure(warm, [failed[0]], until) is None:
@@ -151,8 +150,9 @@ def first_failure(warm: subprocess.Popen[str], tests: list[str], until: float) -
         raise TimeoutError
     if found := ENDED.search(text):
         return found[1], found[2] or ""
-    # 5: no test was chosen
-    return ("pytest itself", (text.strip().splitlines() or [""])[-1]) if code not in ("0", "5") else None
+    if code not in ("0", "5"):  # 5: no test was chosen
+        raise ChildProcessError(f"pytest has failed:\n{text}")
+    return None
 
 
 if __name__ == "__main__":

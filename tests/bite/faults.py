@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 
@@ -54,8 +55,14 @@ class Fault:
             file = root / edit.file
             text = file.read_text("utf-8")
             before.setdefault(file, text)
-            file.write_text(text.replace(edit.old, edit.new), "utf-8")
+            write(file, text.replace(edit.old, edit.new))
         return before
+
+
+def write(file: Path, text: str) -> None:
+    """Writes a file, and removes its compiled form: Python compares only the size and the second of a change."""
+    file.write_text(text, "utf-8")
+    Path(cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 def _read(text: str) -> Fault:

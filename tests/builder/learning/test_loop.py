@@ -1,6 +1,7 @@
 """The loop: it ends by its limits, keeps the right weights, and stops at a loss that is no number."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,23 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, mo
         train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), path)
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+def test_epochs_that_were_interrupted_learn_each_batch_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
+    epochs, path, module, seen, cut = Epochs([range(3), range(3, 6)], 3), tmp_path / "saved.pt", torch.nn.Linear(1, 1), [], [4]
+
+    def loss_of(batch):
+        if batch in cut:
+            raise KeyboardInterrupt(cut.pop())
+        seen.append(batch)
+        return module(torch.ones(1)).square().sum(), 1
+
+    training = replace(training_of(module, lambda _: 0.0, loss_of), batches=epochs.starting)
+    with pytest.raises(KeyboardInterrupt):
+        train(training, epochs, path)
+    train(training, epochs, path)
+    assert seen == [*range(6)]
 
 
 @pytest.mark.slow
