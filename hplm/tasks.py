@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
 LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
+GENERATE = "generate"  # the task of a decoder's tenants
 
 
 @dataclass(slots=True)  # not frozen, which would take three times as long to make
@@ -384,6 +385,6 @@ TASKS: dict[str, Task] = {
             further_label="none",
             needs_pair=True,
         ),
-        Task("generate", only_generates, only_generates, generates=True),
+        Task(GENERATE, only_generates, only_generates, generates=True),
     )
 }

@@ -231,7 +231,8 @@ def tenant(
     """Train an adapter and a head on labelled data.
 
     :param id: name of the tenant
-    :param train: training data, JSONL, CSV or Parquet (docs/training.md); a tenant of a decoder takes the backbone as it is
+    :param train: training data, JSONL, CSV or Parquet (docs/training.md); without it, a tenant of a decoder takes the backbone
+        as it is
     :param dev: dev data (default: a tenth of the training data)
     :param domain: domain of the tenant (default: that of its version before, or root)
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
@@ -241,7 +242,7 @@ def tenant(
 
     opened = open_store(store)
     check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns)
-    if opened.config.is_decoder:
+    if opened.config.is_decoder and train is None:
         from builder.importing.adapter_import import plain_tenant
 
         made = plain_tenant(opened, id, domain)
@@ -284,13 +285,13 @@ def check_tenant(
         raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
     known = store.tenant(id)
     store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
-    if store.config.is_decoder:
-        reason = "tenants of a decoder do not learn here yet: leave it out, or import a LoRA that peft trained"
-        refuse_given(reason, training, columns, train=train, dev=dev, from_version=from_version, fresh=fresh)
+    if store.config.is_decoder and train is None:
+        reason = "the tenant of a decoder learns from --train; without it, it takes the backbone as it is"
+        refuse_given(reason, training, columns, dev=dev, from_version=from_version, fresh=fresh)
         return
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
-    chosen_task(id, known, task)
+    chosen_task(store.config, id, known, task)
     for file in (train, dev):
         if file is not None:
             check_file(file)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from builder.store.store import Store
 from hplm.engine.engine import Precision
-from hplm.model.attention import PackedAttention
+from hplm.model.attention import CausalAttention, PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Adapt, Attend, Layers, unchanged
 from hplm.model.products import EightBitLinear, replace_products
-from hplm.model.stacks import UpperStack, through
+from hplm.model.stacks import UpperStack, through, turn_of
 
 if TYPE_CHECKING:
     from builder.tasks.lookup import Pack
@@ -79,6 +79,26 @@ class PlotBody(Body):
     def below(self, pack: Pack) -> tuple[Tensor, Attend]:
         sums = pack.sums().to(self.upper.positions.weight.dtype)
         return self.upper.enter(sums, pack.positions, pack.segments), PackedAttention(pack.lengths, self._heads, sums.device)
+
+
+class DecoderBody(Body):
+    """The tables and the shared upper stack of a decoder. It returns what the logits of next tokens are made from."""
+
+    def __init__(self, upper: UpperStack) -> None:
+        super().__init__()
+        self.upper = upper
+
+    @property
+    def upper_layers(self) -> Layers:
+        return self.upper.layers
+
+    def below(self, pack: Pack) -> tuple[Tensor, Attend]:
+        return self.upper.enter(pack.sums(), pack.positions), CausalAttention(pack.lengths, self.upper.heads)
+
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        entered, attend = self.below(pack)
+        turn = turn_of(self.upper.config, pack.positions, entered.dtype)
+        return self.upper.final_norm(through(self.upper.layers[:layers], entered, attend, adapters, pack.reading, turn)).float()
 
 
 class WholeBody(Body):

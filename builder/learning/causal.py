@@ -34,6 +34,7 @@ LEARNING_UPPER = 4  # upper layers that learn with them
 OF_TEXT = 0.2  # the weight of the text's own next tokens, beside 1 for the whole model's
 LOWER_RATE, UPPER_RATE, DOMAIN_RATE = 6e-4, 2e-4, 1e-4
 EXAMS = 5  # tests on held-out texts; the best state is kept
+PIECE = 512  # tokens of a document that are learned together: memory and time of attention grow with their square
 ROWS = 256  # whose logits are in memory at a time: a vocabulary has tens of thousands
 
 
@@ -88,6 +89,15 @@ def entropies(read: Tensor, matrix: Tensor, following: Tensor) -> Tensor:
     """Returns the cross-entropy of each of the following tokens."""
     chunks = [logs_of(read[rows], matrix).gather(1, following[rows][:, None])[:, 0] for rows in _chunks(len(read))]
     return -torch.cat(chunks)
+
+
+def _pieces(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the documents in pieces of PIECE tokens, of which each begins with the start id."""
+    found: list[np.ndarray] = []
+    for document in documents:
+        cuts = range(1, max(2, len(document)), PIECE - 1)
+        found += [np.concatenate([document[:1], document[cut : cut + PIECE - 1]]) for cut in cuts]
+    return [piece for piece in found if len(piece) > 1]
 
 
 def predicting(lengths: np.ndarray) -> np.ndarray:
@@ -169,7 +179,7 @@ def learn_windows(
 
     A result that is worse than the start on held-out texts is dropped. After an interruption the same call continues.
     """
-    held_out, training = split_documents(documents, seed)
+    held_out, training = (_pieces(part) for part in split_documents(documents, seed))
     whole = WholeDecoder(checkpoint, device) if checkpoint is not None else None
     student = CausalStudent(config, lower, upper, whole, device)
     batches = partial(reading, config, training, seed, device)

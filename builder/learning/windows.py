@@ -21,7 +21,8 @@ from hplm.plot.keys import KeySpace
 
 EXAM_TOKENS = 1024  # of a held-out pack
 STEP_TOKENS = {"cpu": 1024, "cuda": 16384}  # fewer do not keep a GPU busy
-LONG_EVERY = 8  # one of so many packs holds texts of the model's full length, so that every position is trained
+# One of so many packs holds texts of the model's full length, so that an encoder learns every position. A decoder's are given.
+LONG_EVERY = 8
 # A lookup finds about half of a new text's windows whole, and about half of the others after one step (measured on
 # held-out docstrings against tables of 900,000 tokens: 62, 27, 12 % with every n-gram, 49, 33, 18 % with those seen twice).
 SHRINKING = 0.5
@@ -65,7 +66,7 @@ def reading(
     for epoch in count():
         for chosen in packed_batches(lengths, None, np.random.default_rng([seed, epoch]), tokens):
             place += 1
-            for long in (False, True)[: 2 if place % LONG_EVERY == 0 else 1]:
+            for long in (False, True)[: 2 if place % LONG_EVERY == 0 and not config.is_decoder else 1]:
                 if passed >= number:
                     chance = np.random.default_rng([seed, place, long])
                     texts = _long_texts(config, documents, tokens, chance) if long else [documents[i] for i in chosen]
@@ -80,12 +81,10 @@ def _long_texts(
     longest, texts = config.positions, list[np.ndarray]()
     for _ in range(max(1, tokens // longest)):
         inner: list[np.ndarray] = []
-        begin, end = ([config.start_id], []) if config.is_decoder else ([config.cls_id], [config.sep_id])
-        room = longest - len(begin) - len(end)
-        while sum(map(len, inner)) < room:
-            own = documents[chance.integers(len(documents))]
-            inner.append(own[len(begin) : len(own) - len(end)])
-        texts.append(np.concatenate([begin, np.concatenate(inner)[:room], end]).astype(np.int32))
+        while sum(map(len, inner)) < longest - 2:
+            inner.append(documents[chance.integers(len(documents))][1:-1])
+        body = np.concatenate(inner)[: longest - 2]
+        texts.append(np.concatenate([[config.cls_id], body, [config.sep_id]]).astype(np.int32))
     return texts
 
 

@@ -37,6 +37,8 @@ class Example:
     labels: tuple[str, ...] = ()  # one for `classify`, all true ones for `multilabel`, one a word for `tag`
     value: float = 0.0  # for `regress`
     answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair, all right; empty: unanswerable
+    target: str = ""  # for `generate`: what follows the text, or the last message of a chat
+    is_chat: bool = False  # its text is the messages before, in JSON
 
     @property
     def where(self) -> str:
@@ -101,6 +103,31 @@ class Valued(Paired, kw_only=True):
         return {"value": self.label}
 
 
+class Written(Struct):
+    """A prompt as clients send it and the text that follows it, or a chat whose last message is to be written."""
+
+    shape: ClassVar[str] = '{"text": "...", "target": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}'
+
+    text: str = ""
+    target: str = ""
+    messages: list[dict[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.messages is None:
+            if not self.target.strip():
+                raise ValueError("'target' is empty")
+        elif self.text or self.target:
+            raise ValueError("it has 'messages' and 'text' or 'target': give one or the other")
+        elif len(self.messages) < 2 or not self.messages[-1].get("content", "").strip():
+            raise ValueError("'messages' need a question and, as the last one, its answer")
+
+    def example(self, file: Path, number: int) -> Example:
+        if self.messages is None:
+            return Example(file, number, self.text, target=self.target)
+        *before, last = self.messages
+        return Example(file, number, json.dumps(before), target=last["content"], is_chat=True)
+
+
 class Tagged(Struct):
     """The text is the words joined by single spaces, and a client must send it like this."""
 
@@ -163,7 +190,7 @@ class Bare(Struct):
         return Example(file, number, text, self.text_pair)
 
 
-Line = Document | Tagged
+Line = Document | Tagged | Written
 
 
 def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED) -> list[Example]:

@@ -44,6 +44,12 @@ def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
     return Scores(len(wanted), "accuracy", _values(labels, wanted, answered))
 
 
+def token_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Scores written texts by how many of their tokens are the likeliest ones. `answers`: of each text "1" or "" a token."""
+    right = [bool(token) for answer in answers for token in answer]
+    return Scores(len(right), "right_tokens", {"right_tokens": sum(right) / len(right)})
+
+
 def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
     """Scores tags by F1: most words have the same label, so accuracy would hide the others."""
     from seqeval.metrics import f1_score

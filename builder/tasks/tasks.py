@@ -12,7 +12,17 @@ from torch.nn import functional as F
 
 from builder.tasks import losses, scores
 from builder.tasks.columns import AS_TRAINED, Columns
-from builder.tasks.examples import Classified, Example, Line, ManyLabelled, Question, Tagged, Valued, read_labelled
+from builder.tasks.examples import (
+    Classified,
+    Example,
+    Line,
+    ManyLabelled,
+    Question,
+    Tagged,
+    Valued,
+    Written,
+    read_labelled,
+)
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
 from hplm.calibration import Evidence
@@ -68,7 +78,9 @@ class TrainingTask:
         ]
 
     def labels(self, examples: Sequence[Example]) -> list[str]:
-        """Returns the labels of the head's outputs."""
+        """Returns the labels of the head's outputs; none of a task without a head."""
+        if self.served.generates:
+            return []
         fixed = list(self.served.fixed_labels)
         if not fixed:
             return labels_in(examples, self.fewest_labels)
@@ -106,5 +118,7 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             TASKS["span"], Question, losses.end_targets, losses.end_loss, scores.span_scores,
             check=check_answerable, shift=scores.none_shift, is_right=scores.is_exact,
         ),
+        # Its loss needs the decoder's own matrix: `builder/training/generating.py` puts it there.
+        TrainingTask(TASKS["generate"], Written, losses.unread_targets, losses.no_loss, scores.token_scores),
     )
 }  # fmt: skip

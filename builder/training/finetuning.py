@@ -77,7 +77,7 @@ Train = Callable[..., Trained]  # `finetune`, or another function that is called
 
 
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
-    head = head_layout(config, labels, options.head_function, options.dtype)
+    head = head_layout(config, labels, options.head_function, options.dtype) if not config.is_decoder else None
     return TenantModel(adapter_of(config, options), head, options.seed)
 
 

@@ -22,23 +22,26 @@ SPREAD = 0.02  # of a tenant's random numbers
 
 
 class TenantModel(nn.Module):
-    def __init__(self, adapter: Layout | None, head: Layout, seed: int) -> None:
+    def __init__(self, adapter: Layout | None, head: Layout | None, seed: int) -> None:
+        """`head`: None of a tenant that generates text, which only has an adapter."""
         super().__init__()
         self._head = head
         self.mean, self.spread = 0.0, 1.0  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
         # The tensors that are not random start at zero, so that at first the adapter changes nothing.
         self._slots = [(adapter, slot(adapter, generator)) for _ in range(adapter.layers)] if adapter is not None else []
-        self.adapters, self.head = nn.ModuleList(own for _, own in self._slots), slot(head, generator)
-        self._slots.append((head, self.head))
+        self.adapters = nn.ModuleList(own for _, own in self._slots)
+        self.head = slot(head, generator) if head is not None else nn.ParameterDict()
+        if head is not None:
+            self._slots.append((head, self.head))
 
     @classmethod
     def of(cls, adapter: Adapter | None, head: Head | None) -> TenantModel:
         """Returns a model with stored weights."""
-        assert head is not None  # only a tenant that generates text has none
         layout, layers = adapter or (None, None)
-        model = cls(layout, head[0], seed=0)  # whose random numbers they replace
-        model.load(layers, head[1])
+        own, weights = head or (None, {})
+        model = cls(layout, own, seed=0)  # whose random numbers they replace
+        model.load(layers, weights)
         return model
 
     def forward(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:
@@ -55,7 +58,9 @@ class TenantModel(nn.Module):
         return body.states(pack, self.adapts(every, every) or None, layers)
 
     def read(self, hidden: Tensor) -> Tensor:
-        """Returns the head's logits of hidden rows."""
+        """Returns the head's logits of hidden rows; without a head the rows."""
+        if self._head is None:
+            return hidden
         return self._head.read(hidden, tiles(hidden), dict(self.head.items())).float() * self.spread + self.mean
 
     def adapts(self, every: Tiles, read: Tiles) -> list[Adapt]:
@@ -65,7 +70,7 @@ class TenantModel(nn.Module):
             own = {name: weight.to(after.dtype) for name, weight in weights.items()}
             return layout.adapt(at, before, after, read if last and at != QKV else every, own)
 
-        layers = self._slots[:-1]
+        layers = self._slots[: len(self.adapters)]
         return [partial(adapt, layout, number == len(layers), own) for number, (layout, own) in enumerate(layers, start=1)]
 
     @torch.no_grad()
@@ -76,8 +81,9 @@ class TenantModel(nn.Module):
     @torch.no_grad()
     def round_to_storage(self) -> None:
         """Rounds to the precision of records, so that the scored weights are the served ones."""
-        self.head["weight"].mul_(self.spread)
-        self.head["bias"].mul_(self.spread).add_(self.mean)
+        if self._head is not None:
+            self.head["weight"].mul_(self.spread)
+            self.head["bias"].mul_(self.spread).add_(self.mean)
         self.mean, self.spread = 0.0, 1.0
         for layout, own in self._slots:
             for name, weight in rounded(dict(own.items()), layout, "training diverged", "Use a smaller learning rate").items():
@@ -85,22 +91,25 @@ class TenantModel(nn.Module):
 
     def stored(self) -> tuple[list[Weights] | None, Weights]:
         """Returns adapter by layer (None for a head alone) and head, without the slot dimension."""
-        *adapter, head = (
+        every = [
             {name: tensor.detach()[0].to(layout.torch_dtype).cpu() for name, tensor in own.items()}
             for layout, own in self._slots
-        )
-        return adapter or None, head
+        ]
+        head = every.pop() if self._head is not None else {}
+        return every or None, head
 
     @torch.no_grad()
     def go_on(self, adapter: Sequence[Weights] | None, head: Weights) -> None:
         """Takes stored weights to train on. The head then learns values normalised by `mean` and `spread`."""
         self.load(adapter, head)
-        self.head["weight"].div_(self.spread)
-        self.head["bias"].sub_(self.mean).div_(self.spread)
+        if self._head is not None:
+            self.head["weight"].div_(self.spread)
+            self.head["bias"].sub_(self.mean).div_(self.spread)
 
     @torch.no_grad()
     def load(self, adapter: Sequence[Mapping[str, Tensor]] | None, head: Mapping[str, Tensor]) -> None:
-        for (_, own), weights in zip(self._slots, [*(adapter or ()), head], strict=True):
+        every: list[Mapping[str, Tensor]] = [*(adapter or ()), *([head] if head else [])]
+        for (_, own), weights in zip(self._slots, every, strict=True):
             for name, parameter in own.items():
                 parameter[0].copy_(weights[name])
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from builder.console import say
-from builder.learning.bodies import PlotBody
+from builder.learning.bodies import Body, DecoderBody, PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.store.resumable import clear_work_folder, saved_plan
@@ -27,9 +27,12 @@ from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
+from builder.training.generating import PromptReader, WrittenData
 from builder.training.start import ANEW, check_form, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
+from hplm.tasks import GENERATE, check_backbone
 
 FEW_DEV = 5  # warn if there are fewer dev texts
 UNEVEN = 20  # warn if one label has so many times as many texts as another
@@ -50,13 +53,17 @@ def build_tenant(
     """
     with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
-        task = chosen_task(tenant_id, before, task)
+        task = chosen_task(store.config, tenant_id, before, task)
+        check_backbone(task, store.config)
         domain = domain or (before.domain if before is not None else "root")
         own = training_task(task)  # refuses unknown tasks
         if before is not None:
             columns = columns.after(store.report(before))
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
         options, taught = checked_options(store, before, training), dict[str, str]()
+        generates = own.served.generates
+        if generates and (teacher is not None or not options.rank):
+            raise InvalidInput(f"tenant {tenant_id!r} generates: it learns an adapter alone, so give --rank, and no --teacher")
         if teacher is not None:
             trainer = Teacher.named(teacher)
             taught["teacher"] = trainer.digest
@@ -64,7 +71,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
-            **asdict(options), **taught, **({"columns": columns.given} if columns.given else {}),
+            **asdict(options), "places": options.worked_on, **taught, **({"columns": columns.given} if columns.given else {}),
         }  # fmt: skip
         step = Step(store, tenant_id, "training", asked)
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
@@ -80,11 +87,14 @@ def build_tenant(
         if isinstance(trainer, Teacher):
             labels = before.labels if before is not None else own.labels(own.read(train_file, columns))
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
-        reader = Reader(store, *stands_on)
+        reader = (PromptReader if generates else Reader)(store, *stands_on)
         data = read_data(reader, task, train_file, dev_file, device, before, options.dtype, learned, columns=columns)
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
-        trained = trainer(PlotBody.of(store), data, options, saving / "learning.pt")
+        body: Body = PlotBody.of(store)
+        if generates:
+            body, data = DecoderBody(upper := store.upper()), WrittenData.of(data, upper)
+        trained = trainer(body, data, options, saving / "learning.pt")
         tenant = TenantVersion(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
             options.function, options.head_function, options.dtype,
@@ -107,8 +117,9 @@ def build_tenant(
         return tenant
 
 
-def chosen_task(tenant_id: str, before: TenantVersion | None, task: str | None) -> str:
-    if (task := task or (before.task if before is not None else None)) is None:
+def chosen_task(config: BackboneConfig, tenant_id: str, before: TenantVersion | None, task: str | None) -> str:
+    usual = before.task if before is not None else GENERATE if config.is_decoder else None
+    if (task := task or usual) is None:
         raise InvalidInput(f"tenant {tenant_id!r} is new: give its --task")
     return task
 
@@ -212,7 +223,9 @@ def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
         answer = ", ".join(sorted(answers[number]) if not task.one_label_a_row else answers[number])
         if answer not in right and len(worst) < WORST:
             worst.append({"text": shown(examples[number]), "right": _cut(right[0]), "answered": _cut(answer)})
-    known = [] if task.served.fixed_labels else by_label(data.labels, examples, answers, task.one_label_a_row)
+    known: list[dict[str, Any]] = []
+    if not (task.served.fixed_labels or task.served.generates):
+        known = by_label(data.labels, examples, answers, task.one_label_a_row)
     return {"by_label": known, "mistakes": worst}
 
 
@@ -226,6 +239,8 @@ def _cut(text: str) -> str:
 
 def _right(task: TrainingTask, example: Example) -> list[str]:
     """Returns every right answer as a text."""
+    if task.served.generates:
+        return [example.target]
     if task.served.is_number:
         return [f"{example.value:g}"]
     if task.served.needs_pair:

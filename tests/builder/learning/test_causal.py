@@ -9,7 +9,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from builder.evaluation.perplexity import Predicted, Predictor, predicted_by_whole
-from builder.learning.causal import OF_TEXT, CausalStudent, NextTokens, WholeDecoder, learn_windows, logs_of, predicting
+from builder.learning.causal import (
+    OF_TEXT,
+    PIECE,
+    CausalStudent,
+    NextTokens,
+    WholeDecoder,
+    _pieces,
+    learn_windows,
+    logs_of,
+    predicting,
+)
 from builder.learning.limits import Budget
 from builder.store import resumable
 from builder.tables.domain import DomainOptions, build_domain
@@ -181,3 +191,10 @@ def test_a_decoder_guesses_no_masked_words(tiny, corpus, tmp_path):
     options = RootOptions(lower=2, window=Window(2), masked=0.5)
     with pytest.raises(InvalidInput, match=mentioning("--masked", "decoder")):
         build_root(tiny, [corpus], tmp_path / "store", options, Budget(steps=1), DEVICE)
+
+
+def test_long_documents_are_learned_in_pieces():
+    long, short = np.arange(2 * PIECE + 100), np.array([0, 7])
+    pieces = _pieces([long, short])
+    assert [len(piece) for piece in pieces] == [PIECE, PIECE, 102, 2] and all(piece[0] == 0 for piece in pieces)
+    assert np.concatenate([piece[1:] for piece in pieces[:3]]).tolist() == long[1:].tolist()

@@ -254,7 +254,7 @@ def test_labels_texts_and_options_that_cannot_be_used_are_named(store, tmp_path)
     for name, value in {**counts, "rank": -1, "doubt": -1, "learning_rate": 0, "body_rate": -1}.items():
         with pytest.raises(InvalidInput, match=f"{name.split('_')[-1]} {value}"):
             learn(store, "classify", train, **{name: value})
-    for task in ("guess", "generate"):
+    for task in ("guess",):
         with pytest.raises(InvalidInput, match=f"'{task}'"):
             learn(store, task, few)
     pretend(store, "classify", train)

@@ -192,3 +192,10 @@ def test_a_deleted_tenant_leaves_nothing_behind(store, tmp_path, capsys):
     assert run(capsys, *command) == {"tenant": "acme", "removed": [1, 2]}
     assert [tenant.id for tenant in store.tenants()] == ["other"] and not list(store.folder.rglob("*acme*"))
     assert mentions(refused(capsys, *command), "'acme'", "other")
+
+
+def test_the_same_command_with_an_upper_rate_trains_nothing_again(store, tmp_path):
+    """Its adapter works on all projections, which the version says and the command does not."""
+    again = partial(pretend, store, "classify", made(tmp_path, "classify", 20, 0), adapter="lora", body_rate=1e-4)
+    again()
+    assert again(trainer=unexpected).version == 1

@@ -1,0 +1,101 @@
+"""The data of a decoder's tenant: prompts and what is to be written behind them. Nothing is learned from the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from builder.console import progress_bar
+from builder.learning.causal import ROWS, NextTokens
+from builder.learning.loop import products_dtype
+from builder.store.store import Store
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Reader, Text, Texts
+from builder.tasks.scores import Scores
+from builder.tasks.tasks import TrainingTask
+from builder.training.data import Data
+from hplm.errors import InvalidInput
+from hplm.model.prompts import Prompts
+from hplm.model.stacks import UpperStack
+
+
+class PromptReader(Reader):
+    """Looks prompts and targets up in one domain's chain, as one text."""
+
+    def __init__(self, store: Store, domain: str, version: int) -> None:
+        super().__init__(store, domain, version)
+        self.prompts = Prompts.load(store.folder / "tokenizer.json", store.config)
+
+    def __reduce__(self) -> tuple[type[PromptReader], tuple[Store, str, int]]:
+        return PromptReader, (self.store, *self.branch)
+
+    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str]) -> Texts:
+        texts, levels, cut = list[Text](), np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
+        for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
+            prompt, target = self._tokens(example)
+            most = self.store.config.positions
+            cut += len(prompt) + len(target) > most
+            target = target[: most - 1]
+            prompt = np.concatenate([prompt[:1], prompt[1:][max(0, len(prompt) + len(target) - most) :]])
+            tokens = np.concatenate([prompt, target])
+            hits = self._chain.lookup(tokens, np.array([len(tokens)]))
+            levels += np.bincount(hits.levels, minlength=len(levels))
+            spans = np.zeros((len(target), 3), dtype=np.int64)
+            spans[:, 0] = np.arange(len(prompt) - 1, len(tokens) - 1)  # of the tokens before those of the target
+            texts.append(Text(example, 0, tokens, hits.addresses, np.zeros_like(tokens), spans, target))
+        return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+
+    def _tokens(self, example: Example) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the prompt and of the target. A target ends as an answer does."""
+        config = self.store.config
+        try:
+            prompt = (self.prompts.of_messages if example.is_chat else self.prompts.encode)(example.text)
+        except InvalidInput as error:
+            raise InvalidInput(f"{example.where}: {error}") from None
+        return prompt, np.concatenate([self.prompts.encode(example.target)[1:], config.end_ids[:1]]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class NextTokenLoss:
+    """The loss of targets, from what the decoder's matrix makes logits from."""
+
+    matrix: Tensor
+
+    def __call__(self, read: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
+        loss: Tensor = NextTokens.apply(read.to(self.matrix.device), self.matrix, targets.to(self.matrix.device), None)
+        return loss * len(targets), len(targets)
+
+    def likeliest(self, read: np.ndarray) -> list[int]:
+        rows = torch.from_numpy(read).to(self.matrix).split(ROWS)
+        return torch.cat([(part @ self.matrix.T).argmax(1) for part in rows]).tolist()
+
+
+@dataclass(frozen=True)
+class WrittenData(Data):
+    """The prompts and targets of a training. Its rows are those of the targets' tokens."""
+
+    @classmethod
+    def of(cls, data: Data, upper: UpperStack) -> WrittenData:
+        matrix = upper.next_token.weight.detach().to(data.device, products_dtype(data.device))
+        own = {field.name: getattr(data, field.name) for field in fields(Data)}
+        return cls(**{**own, "task": replace(data.task, loss=NextTokenLoss(matrix))})
+
+    def answers(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[list[str]]:
+        """Returns of each text the likeliest tokens, each behind those of the target before it."""
+        assert isinstance(self.reader, PromptReader)
+        return [[self.reader.prompts.decode(likeliest)] for likeliest in self._likeliest(logits)]
+
+    def scored(self, texts: Texts, logits: Sequence[np.ndarray]) -> Scores:
+        right = [
+            ["1" if own == wanted else "" for own, wanted in zip(likeliest, text.targets.tolist(), strict=True)]
+            for likeliest, text in zip(self._likeliest(logits), texts.texts, strict=True)
+        ]
+        return self.task.score(self.labels, texts.examples, right)
+
+    def _likeliest(self, logits: Sequence[np.ndarray]) -> list[list[int]]:
+        assert isinstance(self.task.loss, NextTokenLoss)
+        return [self.task.loss.likeliest(read) for read in logits]
