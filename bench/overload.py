@@ -182,9 +182,9 @@ def simulate(offered: Arrivals, entries: Sequence[dict], drawn: Drawn, schedulin
         answering_ns=ANSWERING_NS,
         noise=float(full.std() / full.mean()),
     )
-    scheduler = Scheduler([policy(scheduling)], Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
+    scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
     for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
-        scheduler.costs[0].observe(round(own), round(own / mean), 0, round(1e9 * took))
+        scheduler.cost.observe(round(own), round(own / mean), 0, round(1e9 * took))
     return float(simulate_one(scheduler, machine, offered, SEED).on_time.mean())
 
 

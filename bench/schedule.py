@@ -67,7 +67,7 @@ def schedule(*, seconds: Positive = 3.0) -> Rows:
 
 
 def _run(given: str, machine: SimulatedEngine, load: Arrivals) -> Outcome:
-    return simulate_one(Scheduler([policy_of(given)], UNBOUNDED, commit_ns=0), machine, load)
+    return simulate_one(Scheduler(policy_of(given), UNBOUNDED, commit_ns=0), machine, load)
 
 
 def _overhead(given: str) -> float:

@@ -81,7 +81,7 @@ class TritonPythonModel(replies.BackendModel):
         super().initialize(args)
         self._meter = Meter()
         self._meter.add(names.SERVER_RESTARTS, restarts())
-        self._client = DecoderClient([self._folder], self._parameters, self._state, [self._meter])
+        self._client = DecoderClient(self._folder, self._parameters, self._state, self._meter)
         self._publish(self._meter, self._parameters["backbone"])
         self._arrivals = ArrivalClock(Forwarding(os.getppid()))
         self._open: dict[GenerateRequest, None] = {}

@@ -42,7 +42,7 @@ class TritonPythonModel(replies.BackendModel):
         self._watcher = RegistryWatcher(self._views)
         self._quotas = Quotas()
         self._lookup = Lookup(self._views, SharedSecret(name, os.getppid()).value)
-        meter, upper = Meter(), HeldBy(upper_of(self._repository, name))
+        meter, upper = Meter(), HeldBy(upper_of(name))
         self._service = LookupService(self._lookup, meter, self._quotas, ahead=lambda: upper.count).start()
         meter.look = self._look
         self._publish(meter, name)

@@ -17,7 +17,7 @@ from hplm.process.client import Pending
 from hplm.request.answers import Outputs, bits_of, outputs_of
 from hplm.request.form import PROBE, SAYING, check, read_head
 from hplm.server.inherited import restarts
-from hplm.tenants.models import backbones_of
+from hplm.tenants.models import backbone_of
 from hplm.tenants.secret import SharedSecret
 
 _RESENDS = f'"{RESEND}":'
@@ -28,14 +28,12 @@ class TritonPythonModel(replies.BackendModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         super().initialize(args)
-        backbones = backbones_of(self._parameters)
-        self._meters = [Outcomes() for _ in backbones]
-        versions = [self._repository / name / "1" for name in backbones]
-        self._client = EncoderClient(versions, self._parameters, self._state, self._meters)
-        for meter, name in zip(self._meters, backbones, strict=True):
-            meter.add(names.SERVER_RESTARTS, restarts())
-            self._publish(meter, name)
-        self._secrets = [SharedSecret(name, os.getppid()).value for name in backbones]
+        name = backbone_of(self._parameters)
+        self._meter = Outcomes()
+        self._meter.add(names.SERVER_RESTARTS, restarts())
+        self._client = EncoderClient(self._folder, self._parameters, self._state, self._meter)
+        self._publish(self._meter, name)
+        self._secret = SharedSecret(name, os.getppid()).value
         self._has_journal = bool(self._parameters.get("journal"))
 
     def _read(self, request: InferenceRequest, sender: replies.Sender) -> bytes:
@@ -57,18 +55,19 @@ class TritonPythonModel(replies.BackendModel):
             text = given.removeprefix(SAYING).decode(errors="replace")
             sender.send_answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))
             return None
-        backbone, head = check(given, self._secrets), read_head(given)
+        check(given, self._secret)
+        head = read_head(given)
         id = replies.request_id(request) if self._has_journal else ""  # nothing else names it
         # The ensemble asks for all outputs, whatever its client wants.
         wanted = head.outputs or bits_of(request.requested_output_names())
-        return Pending(given, sender.send_answer, sender.defer, id, wanted, backbone, head)
+        return Pending(given, sender.send_answer, sender.defer, id, wanted, head)
 
     def _submit(self, accepted: list[Pending]) -> None:
         self._client.submit(accepted)
 
     def _count(self, word: str) -> None:
-        # Its domain is not known, and a ticket that nobody has signed has no backbone.
-        self._meters[0].add(names.REQUESTS, 1, "", word)
+        # Its domain is not known.
+        self._meter.add(names.REQUESTS, 1, "", word)
 
     def finalize(self) -> None:
         self._client.close()

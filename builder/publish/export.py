@@ -23,7 +23,6 @@ from hplm.plot.forest import assign_addresses
 from hplm.plot.meta import TableMeta
 from hplm.plot.table import Branch
 from hplm.tenants.filter import FILE as FILTER
-from hplm.tenants.models import upper_name, upper_of
 from hplm.tenants.snapshot import Ledger, Snapshot, Tenant
 
 ELSEWHERE = "export into another --repository, or replace it by `hplm export --replace` after its servers have stopped"
@@ -144,8 +143,8 @@ def _refuse_other_kind(repository: Path, config: BackboneConfig) -> None:
 
 
 def _refuse_group(repository: Path, name: str) -> None:
-    """Refuses to export into a group's repository: the group would serve all tenants, or have a second engine."""
-    if (repository / name / "1" / FILTER).exists() or upper_of(repository, name) != upper_name([name]):
+    """Refuses to export into a group's repository: the group would serve all tenants."""
+    if (repository / name / "1" / FILTER).exists():
         raise InvalidInput(
             f"{repository} is that of a group, which serves a part of {name!r}: export into the repository that the group was "
             "emitted from, and run `hplm place emit` again"

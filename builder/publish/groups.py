@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder.publish.export import check_copies, copy_file
-from builder.publish.model_configs import ALIAS, write_group
+from builder.publish.model_configs import ALIAS, write_upper
 from builder.store.store import written_folder
-from hplm.engine.settings import AUTO_ON_CPU, STAGES, check_in_flight
+from hplm.engine.settings import check_in_flight
 from hplm.errors import InvalidInput, some
 from hplm.location import Location
 from hplm.model.config import BackboneConfig
@@ -26,14 +26,13 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.filter import FILE, Filter
 from hplm.tenants.listing import served_branches, served_tenants
-from hplm.tenants.models import BACKBONES, upper_config
+from hplm.tenants.models import upper_config
 from hplm.tenants.snapshot import Snapshot, Tenant
 from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_TENANTS
 
 STALE = "the placement is stale: run `hplm place profile` and `hplm place search` again"
 CONFIG = "config.pbtxt"
 FIRST_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-OWN = {"backbone", BACKBONES, STAGES, "device", "dtype", "threads", AUTO_ON_CPU}  # of each backbone, or set for the group
 PORTS = 10  # from one group of a machine to the next
 
 
@@ -71,7 +70,8 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Location |
                 chosen = _filter(placement, group.units, repository, backbone, state)
                 tenants += _check_tenants(placement, group, backbone, chosen, served_tenants(repository, state, backbone))
                 _emit_backbone(group, repository, backbone, writing / group.name, chosen)
-            write_group(writing / group.name, [*group.cuts], _parameters(placement, group, repository), _stages(group))
+                parameters = _parameters(placement, group, repository, backbone)
+                write_upper(writing / group.name, backbone, parameters, _stages(group, backbone))
             if (repository / ALIAS).is_dir():
                 _copy_model(repository / ALIAS, writing / group.name / ALIAS)
             place = sum(other.group.machine == group.machine for other in emitted)
@@ -120,13 +120,6 @@ def _check_runs(placement: Placement, group: Group) -> None:
     if group.intra > 1 and not cores_of(group.devices):
         raise InvalidInput(
             f"group {group.name!r} has {group.intra} GPUs a stage, but this version takes one: profile with --intra 1"
-        )
-    precisions = {backbone: placement.precisions.get(backbone) for backbone in group.cuts}
-    if len(set(precisions.values())) > 1:
-        found = ", ".join(f"{backbone} in {precision}" for backbone, precision in precisions.items())
-        raise InvalidInput(
-            f"group {group.name!r} was profiled with {found}, but one engine has one precision: export its backbones with the "
-            "same --dtype, and profile again, or give each a group of its own"
         )
     if not group.units:
         raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
@@ -180,17 +173,12 @@ def _emit_backbone(group: Group, repository: Path, backbone: str, target: Path, 
         _copy_model(repository / f"{backbone}-admin", target / f"{backbone}-admin")
 
 
-def _parameters(placement: Placement, group: Group, repository: Path) -> Parameters:
-    """Returns the parameters of the group's engine: the export's, on the group's devices and in the profiled precision."""
-    parameters = {backbone: parameters_of(_config(upper_config(repository, backbone))) for backbone in group.cuts}
-    first = next(iter(parameters))
-    for backbone, own in parameters.items():
-        _check_parameters(group, backbone, own, placement.precisions[backbone])
-        _check_alike(group, parameters, first, backbone)
-    return Parameters({**parameters[first], **device_parameters(group.devices_of(0)), "dtype": placement.precisions[first]})
+def _parameters(placement: Placement, group: Group, repository: Path, backbone: str) -> Parameters:
+    """Returns the parameters of a backbone's engine: the export's, on the group's devices and in the profiled precision.
 
-
-def _check_parameters(group: Group, backbone: str, parameters: Mapping[str, str], precision: str) -> None:
+    The engines of a group divide the cores of a stage: threads that outnumber the cores wait for each other.
+    """
+    parameters, precision = parameters_of(_config(upper_config(repository, backbone))), placement.precisions[backbone]
     found = parameters["dtype"]
     if found not in ("auto", precision):
         raise InvalidInput(f"group {group.name!r} serves in {found!r}, but was profiled in {precision!r}: {STALE}")
@@ -198,17 +186,8 @@ def _check_parameters(group: Group, backbone: str, parameters: Mapping[str, str]
         check_in_flight(group.stages, parameters)
     except InvalidInput as error:
         raise InvalidInput(f"group {group.name!r} has {group.stages} stages, but for {backbone!r} {error}") from error
-
-
-def _check_alike(group: Group, parameters: Mapping[str, Mapping[str, str]], first: str, other: str) -> None:
-    """Refuses backbones whose engines have different parameters: one engine computes both."""
-    for name in sorted({*parameters[first], *parameters[other]} - OWN):
-        values = [parameters[backbone].get(name, "missing") for backbone in (first, other)]
-        if values[0] != values[1]:
-            raise InvalidInput(
-                f"group {group.name!r} computes {first} and {other} with one engine, but their {name!r} are {values[0]!r} and "
-                f"{values[1]!r}: give both the same value, or each a group of its own"
-            )
+    devices = device_parameters(group.devices_of(0), engines=len(group.cuts))
+    return Parameters({**parameters, **devices, "dtype": precision})
 
 
 def _copy_model(source: Path, target: Path) -> None:
@@ -220,15 +199,13 @@ def _copy_model(source: Path, target: Path) -> None:
 def _config(path: Path) -> Path:
     """Returns the path of a configuration, which must be there."""
     if not path.is_file():
-        raise InvalidInput(f"{path} is missing: export the repository again")
+        raise InvalidInput(f"{path} is missing: write the repository again with `hplm export` or `hplm place emit`")
     return path
 
 
-def _stages(group: Group) -> str:
-    """Returns the parameter `stages` of a group's engine: nothing if it has one stage, on its device or all of its cores."""
+def _stages(group: Group, backbone: str) -> str:
+    """Returns the parameter `stages` of a backbone's engine: nothing if it has one stage, on its device or all of its cores."""
     if group.stages == 1:
         return ""
-    return "; ".join(
-        " ".join(f"{first}-{last}@{device}" for device, (first, last) in zip(group.devices, cut, strict=True))
-        for cut in group.cuts.values()
-    )
+    cut = zip(group.devices, group.cuts[backbone], strict=True)
+    return " ".join(f"{first}-{last}@{device}" for device, (first, last) in cut)

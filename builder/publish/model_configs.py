@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
@@ -19,7 +19,7 @@ from hplm.model.config import BackboneConfig
 from hplm.options import LAYER_DTYPES
 from hplm.parameters import Parameters, parameters_of, whole_number, yes_or_no
 from hplm.scheduling import policy
-from hplm.tenants.models import BACKBONES, upper_name
+from hplm.tenants.models import upper_of
 
 ALIAS = "hplm"
 CONFIGS = Path(__file__).with_name("configs")
@@ -99,13 +99,12 @@ def _check_generation(config: BackboneConfig, options: ServingOptions) -> None:
 
 def write_configs(repository: Path, config: BackboneConfig, options: ServingOptions) -> None:
     tensors = {name: template(name) for name in ("answers", "prompts", "generated")}
-    own = {"upper": upper_name([config.name]), "computes": "backbone", "backbones": config.name, "more": ""}
-    values = {**_parameters(options), "name": config.name, "max_texts": MAX_TEXTS, **tensors, **own}
+    values = {**_parameters(options), "name": config.name, "max_texts": MAX_TEXTS, "more": "", **tensors}
     models = {ALIAS: "alias"}
     if config.is_decoder:
         models[config.name] = "generate"
     else:
-        models |= {config.name: "ensemble", f"{config.name}-lookup": "lookup", own["upper"]: "upper"}
+        models |= {config.name: "ensemble", f"{config.name}-lookup": "lookup", upper_of(config.name): "upper"}
     admin = repository / f"{config.name}-admin"
     if options.admin:
         models[admin.name] = "admin"
@@ -115,18 +114,15 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         _write(repository / model, kind, values)
 
 
-def write_group(repository: Path, backbones: Sequence[str], parameters: Parameters, stages: str) -> None:
-    """Writes the model that computes all these backbones, with these parameters, and the models that call it."""
-    upper = upper_name(backbones)
-    computes = "backbone" if len(backbones) == 1 else BACKBONES
-    known = {*parameters_of(CONFIGS / "upper.pbtxt"), "backbone", BACKBONES, STAGES}
+def write_upper(repository: Path, backbone: str, parameters: Parameters, stages: str) -> None:
+    """Writes the model that computes a backbone of a group, with these parameters, and the model that calls it."""
+    known = {*parameters_of(CONFIGS / "upper.pbtxt"), STAGES}
     others = {name: value for name, value in parameters.items() if name not in known} | ({STAGES: stages} if stages else {})
     more = "\n".join(f'parameters {{ key: "{name}"  value {{ string_value: "{value}" }} }}' for name, value in others.items())
-    own = {"upper": upper, "computes": computes, "backbones": " ".join(backbones), "more": more}
-    fixed = {"max_texts": str(MAX_TEXTS), "answers": template("answers"), "auto_because": "the profiled precision"}
-    _write(repository / upper, "upper", Parameters({**parameters, **fixed, **own}))
-    for backbone in backbones:
-        _write(repository / backbone, "ensemble", {**fixed, "name": backbone, "upper": upper})
+    fixed = {"name": backbone, "max_texts": str(MAX_TEXTS), "answers": template("answers")}
+    own = {**fixed, "auto_because": "the profiled precision", "more": more}
+    _write(repository / upper_of(backbone), "upper", Parameters({**parameters, **own}))
+    _write(repository / backbone, "ensemble", fixed)
 
 
 def _write(folder: Path, kind: str, values: Mapping[str, object]) -> None:

@@ -232,16 +232,14 @@ def decode(result: Tensors, question: TenantTexts) -> list[Answer]:
 def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the backbones in Triton's statistics: models that are ready together with their lookup and upper models."""
     ready = _ready_in(statistics)
-    computed = {name for model in ready for name in _computed_by(model)}
-    return sorted(name for name in ready & computed if f"{name}-lookup" in ready)
+    return sorted(name for name in ready if {f"{name}-lookup", f"{name}{UPPER}"} <= ready)
 
 
 @expecting("Triton's statistics")
 def others_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
     backbones, ready = backbones_in(statistics), _ready_in(statistics)
-    parts = {ALIAS} | {f"{name}{part}" for name in backbones for part in ("", "-lookup", "-admin")}
-    return sorted(model for model in ready - parts if not set(_computed_by(model)) & set(backbones))
+    return sorted(ready - {ALIAS} - {f"{name}{part}" for name in backbones for part in ("", "-lookup", UPPER, "-admin")})
 
 
 def _ready_in(statistics: Mapping[str, Any]) -> set[str]:
@@ -250,11 +248,6 @@ def _ready_in(statistics: Mapping[str, Any]) -> set[str]:
     Statistics are open to clients, while the repository index is for operators only.
     """
     return {entry["name"] for entry in statistics.get("model_stats", [])}
-
-
-def _computed_by(model: str) -> list[str]:
-    """Returns the backbones that an upper model computes: one, or several of a placement's group. Other models: none."""
-    return model.removesuffix(UPPER).split("+") if model.endswith(UPPER) else []
 
 
 def only(names: list[str]) -> str:

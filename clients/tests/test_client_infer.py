@@ -232,7 +232,7 @@ def test_the_only_backbone_is_found_and_of_two_one_must_be_named(ask, fake):
     assert [ask(ready, backbone=name) for name in ("minilm", None, "nope")] == [True, True, False]
     fake.models |= {"lone", "half", "half-lookup", "headless-lookup", "headless-upper"}
     assert ask(infer, backbone=None).label == "a"
-    fake.models |= {"twin", "twin-lookup", "b", "b-lookup", "twin+b-upper"}  # of a group of a placement
+    fake.models |= {"twin", "twin-lookup", "twin-upper", "b", "b-lookup", "b-upper"}
     assert ask(lambda client: client.backbones()) == ["b", "minilm", "twin"]
     with pytest.raises(NoBackbone, match="b, minilm, twin"):
         ask(infer, backbone=None)

@@ -41,15 +41,13 @@ class Encoder:
         self,
         scheduler: Scheduler[Text],
         capacity: Capacity,
-        served: Sequence[Served],
+        served: Served,
         together: AbstractContextManager[object],
         device_failed: Callable[[], None],
         in_flight: InFlight,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`served`: by the number of the backbone. All have the same devices, so a stage has one thread for all of them.
-
-        `together` surrounds answers that may leave as one message. `device_failed` is called after a fault of the device that
+        """`together` surrounds answers that may leave as one message. `device_failed` is called after a device's fault that
         stays.
         """
         self._scheduler, self._capacity = scheduler, capacity
@@ -59,7 +57,7 @@ class Encoder:
         self._in_flight = in_flight
         self._now_ns = now_ns
         self._lock = threading.RLock()  # around the scheduler
-        self._stages = range(len(served[0].engine.stages))
+        self._stages = range(len(served.engine.stages))
         self._may_choose = True  # a batch is not chosen before the batch before it starts to compute
         self._computed: deque[Callable[[], None]] = deque()  # give back the slots that a batch held
 
@@ -80,12 +78,12 @@ class Encoder:
         with self._lock:
             self._scheduler.alone = tenants
 
-    def gauges(self, backbone: int) -> dict[Series, float]:
-        """Returns the waiting texts of one backbone, the governor's rung, and the backbone's cost model, at one moment."""
+    def gauges(self) -> dict[Series, float]:
+        """Returns the waiting texts, the governor's rung, and the cost model, at one moment."""
         with self._lock:
-            (texts, size, oldest), rung = self._scheduler.waiting(backbone), self._scheduler.governor.rung
+            (texts, size, oldest), rung = self._scheduler.waiting(), self._scheduler.governor.rung
             age_s = max(0, self._now_ns() - oldest) / 1e9
-            terms = zip(TERMS, self._scheduler.costs[backbone].terms.tolist(), strict=True)
+            terms = zip(TERMS, self._scheduler.cost.terms.tolist(), strict=True)
         cost = {(names.COST_SECONDS, (term,)): nanoseconds / 1e9 for term, nanoseconds in terms}
         waiting = {names.WAITING_TEXTS: texts, names.WAITING_BYTES: size, names.OLDEST_TEXT_SECONDS: age_s}
         return {**{(metric, ()): value for metric, value in waiting.items()}, (names.GOVERNOR_RUNG, ()): rung + 1, **cost}
@@ -130,14 +128,14 @@ class Encoder:
     def compute(self, staged: StagedBatch, stage: int = 0) -> bool:
         """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered."""
         batch = staged.batch
-        own, is_last, goes_on = self._served[batch.backbone], stage == self._stages[-1], False
+        is_last, goes_on = stage == self._stages[-1], False
         end, name = Computed([], []), f"compute_{stage + 1}" if stage else "compute"
         try:
             if stage == 0:
                 self.begin(staged)
             start = self._now_ns()
             with torch.inference_mode():
-                for computed in own.engine.run(staged, stage):
+                for computed in self._served.engine.run(staged, stage):
                     if computed.is_end:
                         end = computed
                     else:
@@ -161,7 +159,7 @@ class Encoder:
         self._in_flight.compute(batch)
         with self._lock:
             self._scheduler.started(batch, self._now_ns())
-        self._note(self._served[batch.backbone].instruments.note_start, staged)
+        self._note(self._served.instruments.note_start, staged)
         self._may_choose = True
 
     def end(self, staged: StagedBatch, computed: Computed, ended_ns: int) -> None:
@@ -170,7 +168,7 @@ class Encoder:
         self._in_flight.leave(batch)  # if the engine ends now, its requests were not in a batch
         self._answer(staged, computed)  # first: clients wait for it, and for nothing of what follows
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
-        self._note(self._served[batch.backbone].instruments.computed, staged)
+        self._note(self._served.instruments.computed, staged)
         with self._lock:
             learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
             self._scheduler.finished(batch, ended_ns, *learned)
@@ -201,7 +199,7 @@ class Encoder:
                 self._computed.popleft()()
             waiting = [number for number, text in enumerate(batch.texts) if not text.request.answered]
             texts, places = [batch.texts[number] for number in waiting], batch.places and batch.places.of(waiting)
-            staged = self._served[batch.backbone].stager.stage(texts, self._broken, places) if texts else None
+            staged = self._served.stager.stage(texts, self._broken, places) if texts else None
         except Exception as error:
             self._give_up(batch, batch.texts, error)
             return None
@@ -228,12 +226,12 @@ class Encoder:
 
     def _hand_back(self, staged: StagedBatch) -> None:
         """Lets `prepare` have the slots of a computed batch again. May be called twice."""
-        self._computed.append(partial(self._served[staged.batch.backbone].stager.release, staged.held))
+        self._computed.append(partial(self._served.stager.release, staged.held))
 
     def _answer(self, staged: StagedBatch, computed: Computed) -> None:
         staged.gone.update(computed.indexes)
-        texts, served = [staged.texts[index] for index in computed.indexes], self._served[staged.batch.backbone]
-        self._note(served.instruments.reached, texts, computed.exit)
+        texts = [staged.texts[index] for index in computed.indexes]
+        self._note(self._served.instruments.reached, texts, computed.exit)
         try:
             with self._together:
                 for own, found in read_answers(texts, computed.logits, computed.exit):
@@ -244,7 +242,7 @@ class Encoder:
                     request.done(own, found)
                     for number, text in enumerate(own if own[0].plan is not None else ()):
                         if text.guess is not None:
-                            self._note(served.engine.exit_audit.audit, text, text.guess, found[number])
+                            self._note(self._served.engine.exit_audit.audit, text, text.guess, found[number])
         except Exception as error:
             failed = faults.failure("answering a batch", error)
             self._refuse(texts, lambda text: failed)
@@ -286,7 +284,7 @@ class Encoder:
 
     def _drop(self, batch: Batch[Text]) -> None:
         with self._lock:
-            self._scheduler.dropped(batch, self._now_ns())
+            self._scheduler.dropped(batch)
 
 
 def _full(text: Text) -> QueueFull:

@@ -13,7 +13,6 @@ from hplm.errors import HplmError
 from hplm.location import Location
 from hplm.metrics.meter import Outcome, Outcomes, outcome_of
 from hplm.process.client import EngineClient, Pending, defer
-from hplm.process.in_flight import number_of
 from hplm.process.worker import Worker, Workers
 from hplm.request.answers import Outputs, Reply
 
@@ -29,19 +28,19 @@ class EncoderClient(EngineClient[Pending]):
 
     def __init__(
         self,
-        folders: Sequence[Path],
+        folder: Path,
         parameters: Mapping[str, str],
         state: Location | None,
-        meters: Sequence[Outcomes],
+        meter: Outcomes,
         soon_s: float = SOON_SECONDS,
         workers: Callable[..., Workers] = Workers,
         clock: Clock = time,
     ) -> None:
         """`soon_s`: how long `submit` waits for an answer that may come soon. The others: `EngineClient`."""
-        self._outcomes = meters  # by backbone
+        self._outcomes = meter
         self._soon_s = soon_s
         self._took_s = 0.0  # from the engine's getting a request to its answer, a running mean
-        super().__init__(folders, parameters, state, meters, workers, clock)
+        super().__init__(folder, parameters, state, meter, workers, clock)
 
     def submit(self, requests: Sequence[Pending]) -> None:
         """Takes requests. Each is answered once, through its `respond`: before this returns, or else after its `defer`.
@@ -94,7 +93,7 @@ class EncoderClient(EngineClient[Pending]):
                 is_here = not one.is_deferred or (alone and len(requests) == 1)
                 (here if is_here else later).append((one, answer))
                 if are_apart and not failure:
-                    self._separation.answered(number_of(one.backbone, one.head.uid))
+                    self._separation.answered(one.head.uid)
         finally:
             if later:
                 self._share(later)
@@ -109,11 +108,13 @@ class EncoderClient(EngineClient[Pending]):
             log.exception("cannot count answers")
 
     def _count_answers(self, sent: Sequence[tuple[Pending, OutputsOrError, HplmError | None, int]]) -> None:
-        counted: list[tuple[list[Outcome], list[float], list[float]]] = [([], [], []) for _ in self._outcomes]
+        requests: list[Outcome] = []
+        took: list[float] = []
+        allowed: list[float] = []
         for one, answer, error, now_ns in sent:
             if one.is_lost:
                 continue
-            head, (requests, took, allowed) = one.head, counted[one.backbone]
+            head = one.head
             if error is None and isinstance(answer, HplmError):
                 error = answer
             outcome = error.word if error is not None else outcome_of(head.deadline_ns, now_ns)
@@ -121,6 +122,5 @@ class EncoderClient(EngineClient[Pending]):
             took.append((now_ns - head.arrival_ns) / 1e9)
             if head.deadline_ns:
                 allowed.append((head.deadline_ns - head.arrival_ns) / 1e9)
-        for outcomes, (requests, took, allowed) in zip(self._outcomes, counted, strict=True):
-            if requests:
-                outcomes.count(requests, took, allowed)
+        if requests:
+            self._outcomes.count(requests, took, allowed)

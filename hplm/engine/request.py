@@ -13,7 +13,7 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.lookup.views import View
-from hplm.process.in_flight import InFlightEntry, number_of
+from hplm.process.in_flight import InFlightEntry
 from hplm.request.answers import CONFIDENCE, AnswersOrError, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
@@ -48,7 +48,6 @@ class EncoderRequest:
         self.form, self.head = form, form.head
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
-        self.tenant_number = number_of(form.backbone, tenant.uid)
         self.top_k = self.head.top_k and min(self.head.top_k, len(tenant.labels))
         self.with_confidence = CONFIDENCE in names_of(form.wanted)
         self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
@@ -61,7 +60,7 @@ class EncoderRequest:
     @property
     def in_flight_entry(self) -> bytes:
         """The bytes that name it while it is in a batch."""
-        return InFlightEntry(self.form.number, self.tenant_number, self.tenant.id).packed()
+        return InFlightEntry(self.form.number, self.tenant.uid, self.tenant.id).packed()
 
     @property
     def team(self) -> Team | None:
@@ -198,8 +197,7 @@ class Text:
             self.bytes += 2 * sys.getsizeof(passage) // windows  # once here, and once in the form
         head = request.head
         self.arrival_ns, self.deadline_ns, self.priority = head.arrival_ns, head.deadline_ns, head.priority
-        self.tenant: int = request.tenant_number
-        self.backbone = request.form.backbone
+        self.tenant: int = request.tenant.uid
         self.slot_key, exits = request.tenant.weights, request.tenant.exits
         self.plan = exits.plans[request.rung] if exits is not None else None
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute

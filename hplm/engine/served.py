@@ -1,10 +1,9 @@
-"""A backbone that the engine serves, with all that is its own. Others may share its line and its devices."""
+"""The backbone that an engine serves: its tables, layers, slots, counts and quotas."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,26 +14,14 @@ from hplm.engine.instruments import Instruments
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import EncoderSettings
 from hplm.engine.staging import EncoderStager, StagingSettings
-from hplm.errors import HplmError, InvalidInput
+from hplm.errors import HplmError
 from hplm.location import Location
 from hplm.lookup.views import RegistryWatcher
-from hplm.model.config import BackboneConfig
 from hplm.plot.rows import StoredRows
 from hplm.plot.table import Table
 from hplm.tenants.quotas import Quotas
 
 log = logging.getLogger(__name__)
-
-
-def check_encoders(folders: Iterable[Path]) -> None:
-    """Refuses decoders, before anything large is read."""
-    for folder in folders:
-        config = BackboneConfig.load(folder / Backbone.CONFIG)
-        if config.is_decoder:
-            raise InvalidInput(
-                f"backbone {config.name!r} is a decoder, but upper models compute encoders only: take it out of the parameter "
-                f"'backbones', and export it as a model of its own"
-            )
 
 
 def open_engine(backbone: Backbone, settings: EncoderSettings, side_by_side: bool = True) -> tuple[Engine, EncoderStager]:

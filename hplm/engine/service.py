@@ -1,4 +1,4 @@
-"""The upper halves of backbones as a service: builds their encoder from settings, and checks requests before they enter it.
+"""The upper half of a backbone as a service: builds its encoder from settings, and checks requests before they enter it.
 
 `python -m hplm.engine.service CHANNEL BATCHES` is the engine's process. The model process starts it, and it ends with that one.
 """
@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-import torch
-
+from hplm.engine.backbone import own_threads
 from hplm.engine.encoder import Encoder
 from hplm.engine.request import EncoderRequest, Text
-from hplm.engine.served import Served, check_encoders
-from hplm.engine.settings import EncoderSettings, read_all
+from hplm.engine.served import Served
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import Draining, QueueFull
 from hplm.location import Location
-from hplm.metrics.meter import Meter
 from hplm.model.cpu import apart, compute_with
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
@@ -41,35 +39,34 @@ TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked k
 class EncoderService:
     def __init__(
         self,
-        backbones: Sequence[tuple[Path, EncoderSettings]],
+        folder: Path,
+        settings: EncoderSettings,
         state: Location | None = None,
         outbox: Outbox | None = None,
         device_failed: Callable[[], None] = lambda: None,
         shown: int = -1,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`backbones`: the folders of the backbones that share the line, with settings that differ in their stages alone.
-        `outbox`: takes the answers to what `take` is given. `device_failed` is called after a fault of the device that stays,
-        before anybody is told. `shown`: the descriptor of memory that shows what is in batches.
+        """`folder`: of the backbone's version. `outbox`: takes the answers to what `take` is given. `device_failed` is called
+        after a fault of the device that stays, before anybody is told. `shown`: the descriptor of memory that shows what is in
+        batches.
 
         The thread that makes a service should end (`hplm.model.cpu`).
         """
-        check_encoders(folder for folder, _ in backbones)
-        settings = backbones[0][1]
-        self.threads = settings.threads or torch.get_num_threads()  # of the CPU, for the thread that computes
+        self.threads = settings.threads or own_threads(folder)  # of the CPU, for the thread that computes
         if settings.stages and not settings.on_accelerator:
             self.threads = 1  # each stage has one core
         compute_with(self.threads)
-        policies, limits = [policy(own.policy) for _, own in backbones], Limits(settings.queue_texts, settings.queue_bytes)
+        limits = Limits(settings.queue_texts, settings.queue_bytes)
         times = settings.commit_ns, settings.batch_ns, ANSWERING_NS
-        scheduler: Scheduler[Text] = Scheduler(policies, limits, settings.admission, *times)
+        scheduler: Scheduler[Text] = Scheduler(policy(settings.policy), limits, settings.admission, *times)
         # All batches in flight pin their slots.
         in_flight = settings.in_flight
         capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
-        self.served = [Served(folder, own, state) for folder, own in backbones]
-        for number, served in enumerate(self.served):
-            served.instruments.meter.look = partial(self._look, number)
-        self._refused: frozenset[int] = frozenset()  # numbers of tenants
+        self.served = Served(folder, settings, state)
+        self.meter = self.served.instruments.meter
+        self.meter.look = self._look
+        self._refused: frozenset[int] = frozenset()  # uids of tenants
         self._now_ns = now_ns
         self._outbox = outbox
         self._opening: list[float] = []  # when it began to submit a request whose generation was not open
@@ -79,7 +76,7 @@ class EncoderService:
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:
         """Starts the threads that drive the encoder."""
-        stages = self.served[0].engine.stages
+        stages = self.served.engine.stages
         on_cpu = stages[0].device.type == "cpu"
         threads = (self.threads, 1) if on_cpu else (1, self.threads)
         pins = [stage.pin for stage in stages]
@@ -96,16 +93,16 @@ class EncoderService:
         """
         assert self._outbox is not None
         read: list[Form] = []
-        for number, backbone, wanted, id, given in requests:
+        for number, wanted, id, given in requests:
             try:
-                read.append(Form(given, number, backbone, wanted, id))
+                read.append(Form(given, number, wanted, id))
             except Exception as error:
                 self._outbox.put(number, wanted, 0, error)
         admitted: list[EncoderRequest] = []
         for form in read:
             respond = partial(self._outbox.put, form.number, form.wanted, form.head.version)
             try:
-                if self.served[form.backbone].backbone.is_open(form.head.generation):
+                if self.served.backbone.is_open(form.head.generation):
                     admitted.append(self._admit(form, respond))
                 else:  # to read a snapshot may take long, and others do not wait for it
                     self._unopened.put((form, respond))
@@ -134,7 +131,7 @@ class EncoderService:
 
     def _admit(self, form: Form, respond: Callable[[AnswersOrError], None]) -> EncoderRequest:
         """Returns a request that its tenant may send now, and counts it, or raises."""
-        served, head = self.served[form.backbone], form.head
+        served, head = self.served, form.head
         if head.export != served.backbone.view.snapshot.export_number:
             raise Draining("another export of this backbone is being loaded: send the request again")
         view = served.backbone.at(head.generation)
@@ -142,7 +139,7 @@ class EncoderService:
         answered, now = partial(_leave, served, respond), self._now_ns()
         request = EncoderRequest(form, view, tenant, answered, now)
         try:
-            if request.tenant_number in self._refused:
+            if request.tenant.uid in self._refused:
                 raise refusal(tenant.id)
             if now - head.received_ns > TICKET_SECONDS * 1_000_000_000:
                 raise QueueFull(f"the request waited for more than {TICKET_SECONDS} s before the engine: retry after 1 s")
@@ -159,7 +156,7 @@ class EncoderService:
             request.view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             costs, asked = tenant.costs, request.head.rung
             # It is load also if it asks for a rung. It gets that, the cheapest if there are fewer, or what the load allows.
-            allowed = self.encoder.rung(request.tenant_number, request.form.tokens, costs)
+            allowed = self.encoder.rung(request.tenant.uid, request.form.tokens, costs)
             request.rung = min(asked, len(costs)) - 1 if asked else allowed
             if request.with_confidence and (team := request.team) is not None:
                 request.calibration = team.calibration
@@ -175,19 +172,15 @@ class EncoderService:
     def cancel(self, number: int) -> None:
         """Does nothing: only requests of decoders are cancelled."""
 
-    def meters(self) -> list[Meter]:
-        return [served.instruments.meter for served in self.served]
-
-    def _look(self, backbone: int) -> None:
-        served = self.served[backbone]
+    def _look(self) -> None:
+        served = self.served
         served.engine.exit_audit.keep(served.backbone.view.snapshot.tenants)
-        served.instruments.look(self.encoder.gauges(backbone), served.stager, served.engine.exit_audit)
+        served.instruments.look(self.encoder.gauges(), served.stager, served.engine.exit_audit)
 
     def close(self) -> None:
         """Ends what follows the registry, and the journals. Its requests are answered before."""
-        for served in self.served:
-            served.stop_watching()
-            served.instruments.close()
+        self.served.stop_watching()
+        self.served.instruments.close()
 
 
 def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: EncoderRequest, answer: AnswersOrError) -> None:
@@ -200,8 +193,8 @@ def _leave(served: Served, respond: Callable[[AnswersOrError], None], request: E
 
 
 def open_service(begin: Begin, host: Host, service: type[EncoderService] = EncoderService) -> EncoderService:
-    backbones = list(zip(begin.folders, read_all(begin.parameters).values(), strict=True))
-    return apart(lambda: service(backbones, begin.state, host.outbox, host.device_failed, host.shown))
+    settings = EncoderSettings.read(begin.parameters)
+    return apart(lambda: service(begin.folder, settings, begin.state, host.outbox, host.device_failed, host.shown))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from hplm.engine.packing import read_packing
 from hplm.engine.stages import Stage, read_stages
 from hplm.errors import InvalidInput
 from hplm.parameters import Parameters, deadline_us, milliseconds, whole_number, yes_or_no
-from hplm.tenants.models import backbones_of
 
 EARLIEST = "earliest"
 LOG, NONE = "log", ""  # no file of a journal: the server's log, or no journal at all
@@ -75,25 +74,6 @@ class EncoderSettings:
             journal=_journal(parameters["journal"]),
             stages=stages,
         )
-
-
-def read_all(parameters: Mapping[str, str]) -> dict[str, EncoderSettings]:
-    """Reads the settings of each backbone that an upper model computes, by its name. They differ in their stages alone."""
-    names, cuts = backbones_of(parameters), parameters.get(STAGES, "").split(";")
-    if len(cuts) == 1 and not cuts[0].strip():
-        cuts = ["" for _ in names]
-    if len(cuts) != len(names):
-        raise InvalidInput(
-            f"parameter 'stages' has the cuts of {len(cuts)} backbones, but the model computes {len(names)}: "
-            f"give one for each of {', '.join(names)}, with a semicolon between them"
-        )
-    found = {name: EncoderSettings.read({**parameters, STAGES: cut}) for name, cut in zip(names, cuts, strict=True)}
-    if len({tuple((stage.device, stage.core) for stage in settings.stages) for settings in found.values()}) > 1:
-        raise InvalidInput(
-            f"parameter 'stages' is {parameters[STAGES]!r}, but all backbones of a model have the same devices, in the same "
-            "order: cut each of them over all devices, or give them uppers of their own"
-        )
-    return found
 
 
 def check(parameters: Mapping[str, str]) -> None:

@@ -13,17 +13,15 @@ from hplm.generation.request import Sequence
 from hplm.generation.running import RunningSequences
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.queue import Queues
+from hplm.scheduling.queue import Queue
 
 
-class SequenceQueue(Queues[Sequence]):
+class SequenceQueue(Queue[Sequence]):
     """Each text is a sequence of its own. Who calls it holds the lock of the loop."""
 
     def __init__(self, policy: Policy, limits: Limits, running: RunningSequences) -> None:
-        super().__init__((policy,), limits)
+        super().__init__(policy, limits)
         self.running = running
-        (self._queue,) = self._queues
-        self.cost = self._queue.cost
 
     def start(self, start_ns: int, take: Callable[[Sequence], bool]) -> list[Sequence]:
         """Returns the sequences that start now, until `take` refuses one.
@@ -32,7 +30,7 @@ class SequenceQueue(Queues[Sequence]):
         """
         started: list[Sequence] = []
         running, goes_on = self.running, True
-        columns = self._queue.columns
+        columns = self.columns
         if not len(columns) and not running.further:
             return started
         while goes_on and (capacity := running.capacity).texts > 0 and capacity.tokens > 0:
@@ -46,7 +44,7 @@ class SequenceQueue(Queues[Sequence]):
             if not len(indexes) or (share and running.uncomputed >= running.step_tokens):
                 break
             taken: list[int] = []
-            for index in self._queue.select(start_ns, capacity, not running.sequences, indexes).indexes.tolist():
+            for index in self.select(start_ns, capacity, not running.sequences, indexes).indexes.tolist():
                 sequence = columns.text(index)
                 if running.tenant_shares()[sequence.tenant] > share:
                     continue  # another one of its tenant has started
@@ -54,26 +52,26 @@ class SequenceQueue(Queues[Sequence]):
                     break
                 taken.append(index)
             goes_on &= bool(taken)
-            started += self._remove(self._queue, np.array(taken, dtype=np.int64))
+            started += self.remove(np.array(taken, dtype=np.int64))
         return started
 
     def expired(self, now_ns: int) -> list[Sequence]:
         """Removes and returns the sequences whose deadline has passed."""
-        return [sequence for _, late in self._late(now_ns, predicts=False) for sequence in late]
+        return self.late(now_ns, predicts=False)
 
     def cancelled(self) -> list[Sequence]:
         """Removes and returns the sequences whose requests were cancelled."""
-        columns = self._queue.columns
+        columns = self.columns
         indexes = [index for index in range(len(columns)) if columns.text(index).request.cancelled]
-        return self._remove(self._queue, np.array(indexes, dtype=np.int64))
+        return self.remove(np.array(indexes, dtype=np.int64))
 
     def next_expiry(self) -> int:
         """Returns when the next sequence expires, or NEVER."""
-        return self._queue.earliest(predicts=False)
+        return self.earliest(predicts=False)
 
     def _least(self, shares: Mapping[int, int]) -> tuple[float, Array]:
         """Returns the lowest share of all tenants with waiting sequences, and the indexes of their sequences."""
-        columns = self._queue.columns
+        columns = self.columns
         of_tenant = np.zeros(columns.tenants, dtype=np.int64)
         for tenant, share in shares.items():
             if (number := columns.number_of(tenant)) is not None:

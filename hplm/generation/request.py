@@ -146,7 +146,6 @@ class Sequence:
         self.priority = request.priority
         self.slot_key: Hashable = request.tenant.adapter
         self.tenant = request.owner
-        self.backbone = 0  # a decoder has a line of its own
 
     @property
     def generated(self) -> int:

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from sys import getsizeof
 
 import numpy as np
-import torch
 
 from hplm.arrays import Array
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, own_threads
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
 from hplm.generation.loop import Loop
@@ -42,7 +40,7 @@ from hplm.plot.table import Table
 from hplm.process.channel import Apart, Begin, Channel, Passed
 from hplm.process.driver import Driver
 from hplm.process.host import Host, run
-from hplm.process.in_flight import InFlight, InFlightEntry, number_of
+from hplm.process.in_flight import InFlight, InFlightEntry
 from hplm.process.suspects import refusal
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
@@ -60,7 +58,7 @@ class DecoderService:
 
     def __init__(self, backbone: Backbone, prompts: Prompts, settings: DecoderSettings, host: Host | None = None) -> None:
         """`host`: of the process; None: nothing leaves it. The thread that makes a service should end (`hplm.model.cpu`)."""
-        self.threads = settings.threads or torch.get_num_threads()
+        self.threads = settings.threads or own_threads(backbone.folder)
         compute_with(self.threads)
         config = backbone.config
         check_backbone("generate", config)
@@ -72,7 +70,7 @@ class DecoderService:
         self._outbox = host and host.outbox
         self._watcher: RegistryWatcher | None = None
         self._quotas = Quotas()
-        self._refused: frozenset[int] = frozenset()  # numbers of tenants
+        self._refused: frozenset[int] = frozenset()  # uids of tenants
         self._requests: dict[int, DecoderRequest] = {}  # by their numbers in the model process
         self._put_back = 0  # as counted until now
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
@@ -104,7 +102,7 @@ class DecoderService:
     def take(self, requests: Iterable[Passed]) -> None:
         """Takes requests, and answers them through the outbox. It does not raise."""
         assert self._outbox is not None
-        for number, _, wanted, _, given in requests:
+        for number, wanted, _, given in requests:
             put = partial(self._outbox.put, number, wanted, 0)
             try:
                 self._take(PromptForm.read(given), number, put)
@@ -119,7 +117,7 @@ class DecoderService:
             put(Reply([(number, 1)], {"text_output": strings([found])}, end=NAMES))
             return
         tenant = admit(view.snapshot, form.parameters, now, self._backbone.is_stale)
-        if number_of(0, tenant.uid) in self._refused:
+        if tenant.uid in self._refused:
             raise refusal(tenant.id)
         request_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one rung
         if (form.text is None) == (form.messages is None):
@@ -129,7 +127,7 @@ class DecoderService:
             sampling = replace(sampling, echo=True)
         if LOGPROBS in form.returned and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
-        writer = ReplyWriter(put, self._prompts, number, number_of(0, tenant.uid), sampling.n, form)
+        writer = ReplyWriter(put, self._prompts, number, tenant.uid, sampling.n, form)
         self.submit(view, tenant, form, sampling, writer.say, number)
 
     def submit(
@@ -179,7 +177,7 @@ class DecoderService:
                 seed=secrets.randbits(63),
                 allowed_ns=1000 * (timeout_us or tenant.deadline_us or self._settings.deadline_us),
                 priority=priority,
-                in_flight_entry=InFlightEntry(number, number_of(0, tenant.uid), tenant.id).packed(),
+                in_flight_entry=InFlightEntry(number, tenant.uid, tenant.id).packed(),
                 read=read,
                 unread_bytes=max(1, getsizeof(form.messages or text)),
             )
@@ -200,9 +198,6 @@ class DecoderService:
     def separate(self, apart: Apart) -> None:
         """Sets which tenants run alone, and which are refused."""
         self.loop.alone, self._refused = apart.alone, apart.refused
-
-    def meters(self) -> list[Meter]:
-        return [self.meter]
 
     def close(self) -> None:
         """Ends what follows the registry. Its requests are answered before."""
@@ -260,8 +255,7 @@ def open_service(begin: Begin, host: Host) -> DecoderService:
         if preloads:
             rows.preload()
 
-    (folder,) = begin.folders
-    backbone = Backbone(Path(folder), begin.state, prepare)
+    backbone = Backbone(begin.folder, begin.state, prepare)
     prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
     service = apart(lambda: DecoderService(backbone, prompts, settings, host))
     backbone.catch_up()

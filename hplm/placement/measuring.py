@@ -111,7 +111,7 @@ def profiled_backbones(repository: Path) -> list[ProfiledBackbone]:
     configs = {name: upper_config(repository, name) for name in chosen}
     missing = next((path for path in configs.values() if not path.is_file()), None)
     if missing is not None:
-        raise InvalidInput(f"{missing} is missing: export the repository again")
+        raise InvalidInput(f"{missing} is missing: write the repository again with `hplm export` or `hplm place emit`")
     return [
         ProfiledBackbone(repository / name / "1", known[name], {**parameters_of(configs[name]), STAGES: ""}) for name in chosen
     ]
@@ -137,10 +137,10 @@ def measure(
     return sampler.profile(), sampler.take(ROUNDS, label)
 
 
-def device_parameters(devices: Sequence[str]) -> dict[str, str]:
-    """Returns the parameters of an engine on these devices."""
+def device_parameters(devices: Sequence[str], engines: int = 1) -> dict[str, str]:
+    """Returns the parameters of an engine on these devices, which so many engines share."""
     if cores_of(devices):
-        return {"device": "cpu", "threads": str(len(devices))}
+        return {"device": "cpu", "threads": str(max(1, len(devices) // engines))}
     return {"device": devices[0]}
 
 

@@ -115,10 +115,8 @@ class GroupMemory:
 
     def _cut(self, group: Group, backbone: str) -> Cut:
         """Returns the fastest cut that fits beside the group's other backbones; an empty one if none does."""
-        backbones = self._problem.profile.backbones
-        own = backbones[backbone]
-        # A server has a precision, and slots for a batch in each stage and the next one.
-        serves = own.slots > group.stages and all(backbones[other].precision == own.precision for other in group.cuts)
+        own = self._problem.profile.backbones[backbone]
+        serves = own.slots > group.stages  # for a batch in each stage and the next one
         if not serves or group.intra not in own.times or group.stages > own.layers:
             return ()
         free = self._free(group)

@@ -1,13 +1,14 @@
-"""Simulates a placement: each group's own encoder, as it serves, with simulated stages, all on one virtual clock.
+"""Simulates a placement: the encoder of each backbone of each group, as it serves, with simulated stages, on one virtual clock.
 
-It batches, packs and drops texts as the server does. Its stages take the profile's time.
+It batches, packs and drops texts as the server does. Its stages take the profile's time, and longer while other encoders of the
+group compute too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -71,58 +72,57 @@ class ServerSettings:
 
     def scheduler(self, stages: Stages) -> Scheduler[SimulatedText]:
         """Returns a new one. With admission it knows the profile's times: else it would believe nothing at first."""
-        policies, limits = [policy(self.policy) for _ in stages.terms], Limits(self.queue_texts, UNLIMITED_BYTES)
-        times = self.commit_ns, self.batch_ns, ANSWERING_NS
-        made: Scheduler[SimulatedText] = Scheduler(policies, limits, self.admission, *times)
+        limits, times = Limits(self.queue_texts, UNLIMITED_BYTES), (self.commit_ns, self.batch_ns, ANSWERING_NS)
+        made: Scheduler[SimulatedText] = Scheduler(policy(self.policy), limits, self.admission, *times)
         if self.admission:
-            stages.teach(made.costs)
+            stages.teach(made.cost)
         return made
 
 
 class Stages:
-    """How long the batches of a group's backbones take in each stage."""
+    """How long the batches of a group's backbone take in each stage."""
 
-    def __init__(self, group: Group, profile: Profile, trace: Trace) -> None:
-        numbers = {name: number for number, name in enumerate(group.cuts)}
-        self.backbone_of = [numbers.get(name.split("/")[0]) for name in trace.names]  # of each unit; None: not here
-        self.terms = [profile.backbones[name].stages(profile.hop, group.intra, cut) for name, cut in group.cuts.items()]
-        tokens = float(trace.tokens.mean())
-        self.around_ns = max(
-            (profile.backbones[name].around.ns(tokens, tokens**2, 1) for name in group.cuts), default=0.0
-        )  # of a mean text
+    def __init__(self, group: Group, backbone: str, profile: Profile, trace: Trace) -> None:
+        own, tokens = profile.backbones[backbone], float(trace.tokens.mean())
+        self._terms = own.stages(profile.hop, group.intra, group.cuts[backbone])
+        self._times = group.intra / max(1, group.intra // len(group.cuts))  # the engines divide the cores of a stage
+        self.around_ns = own.around.ns(tokens, tokens**2, 1)  # of a mean text
 
-    def ns(self, unit: int, tokens: int, scores: int, texts: int) -> list[float]:
-        """Returns the time of each stage for a batch of a unit's backbone."""
-        return [terms.ns(tokens, scores, texts) for terms in self.terms[cast(int, self.backbone_of[unit])]]
+    def ns(self, tokens: int, scores: int, texts: int) -> list[float]:
+        """Returns the time of each stage for a batch."""
+        return [self._times * terms.ns(tokens, scores, texts) for terms in self._terms]
 
     def batch_ns(self, texts: Sequence[SimulatedText], places: Places | None) -> list[float]:
-        """Returns the same for texts of one backbone."""
-        tokens, scores = sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts)
-        return self.ns(texts[0].tenant, tokens, scores, len(texts))
+        """Returns the same for texts."""
+        return self.ns(sum(text.tokens for text in texts), sum(text.tokens**2 for text in texts), len(texts))
 
-    def teach(self, costs: Sequence[CostModel]) -> None:
-        """Lets the cost models learn the profile, as if the backbones had been served before."""
-        for cost, terms in zip(costs, self.terms, strict=True):
-            for _ in range(ROUNDS):
-                for texts, tokens in LESSONS:
-                    took = [max(1, int(stage.ns(texts * tokens, texts * tokens**2, texts))) for stage in terms]
-                    cost.observe(texts * tokens, texts, 0, sum(took), stages_ns=took if len(took) > 1 else ())
+    def teach(self, cost: CostModel) -> None:
+        """Lets the cost model learn the profile, as if the backbone had been served before."""
+        for _ in range(ROUNDS):
+            for texts, tokens in LESSONS:
+                took = [max(1, int(stage)) for stage in self.ns(texts * tokens, texts * tokens**2, texts)]
+                cost.observe(texts * tokens, texts, 0, sum(took), stages_ns=took if len(took) > 1 else ())
 
 
-class GroupServer(Server):
-    def __init__(self, group: Group, profile: Profile, trace: Trace, serving: ServerSettings, outcome: Outcome) -> None:
-        self._stages = Stages(group, profile, trace)
+class BackboneServer(Server):
+    """A backbone's engine in a group. `here`: all engines of the group."""
+
+    def __init__(
+        self, group: Group, backbone: str, profile: Profile, trace: Trace, serving: ServerSettings, outcome: Outcome
+    ) -> None:
+        self._stages = Stages(group, backbone, profile, trace)
+        self.group, self.backbone, self.here = group, backbone, list[BackboneServer]()
         # The slots of tenants are no limit here: a trace has units.
         capacity = Capacity(serving.batch_tokens, serving.batch_texts, serving.batch_texts, in_flight=group.stages + 1)
-        around_ns = int(self._stages.around_ns)
-        machine = SimulatedEngine(self._stages.batch_ns, capacity, answering_ns=around_ns, stages=group.stages)
+        machine = SimulatedEngine(
+            self._stages.batch_ns, capacity, answering_ns=int(self._stages.around_ns), stages=group.stages
+        )
         super().__init__(serving.scheduler(self._stages), machine, outcome)
         self._works_ns: dict[int, float] = {}  # of each text that is here: in the slowest stage
         self.queue_ns = 0.0  # of all of them
 
     def arrive(self, text: SimulatedText) -> None:
-        text.backbone = cast(int, self._stages.backbone_of[text.tenant])
-        works = max(self._stages.ns(text.tenant, text.tokens, text.tokens**2, 1))
+        works = max(self._stages.ns(text.tokens, text.tokens**2, 1))
         self._works_ns[text.number] = works
         self.queue_ns += works
         super().arrive(text)
@@ -139,13 +139,24 @@ def simulate(groups: Sequence[Group], profile: Profile, trace: Trace, serving: S
     """Returns what the groups' servers answer in time. Each unit is a tenant for them."""
     arrivals = Arrivals(trace.arrival_ns, trace.tokens, trace.timeout_ns, trace.unit, np.zeros(len(trace), np.int64))
     outcome = Outcome.of(arrivals)
-    servers = [GroupServer(group, profile, trace, serving, outcome) for group in groups]
-    groups_of = [[i for i, group in enumerate(groups) if name in group.units] for name in trace.names]
+    servers: list[BackboneServer] = []
+    for group in groups:
+        here = [BackboneServer(group, name, profile, trace, serving, outcome) for name in group.cuts]
+        servers += here
+        for server in here:
+            server.here = here
+            if group.intra < len(here):  # no core for each
+                server.beside = [other for other in here if other is not server]
+    units = [(name, name.split("/")[0]) for name in trace.names]
+    servers_of = [
+        [i for i, own in enumerate(servers) if name in own.group.units and backbone == own.backbone] for name, backbone in units
+    ]
 
     def goes_to(text: SimulatedText) -> int | None:
-        """Returns the group with the least work that is not done. AlpaServe counts requests, which need not be alike here."""
-        return min(groups_of[text.tenant], key=lambda group: servers[group].queue_ns, default=None)
+        """Returns the server in the group with the least work left. AlpaServe counts requests, which need not be alike here."""
+        return min(servers_of[text.tenant], key=lambda one: sum([own.queue_ns for own in servers[one].here]), default=None)
 
     run(servers, arrivals, goes_to)
     end_ns = np.where(outcome.on_time, outcome.answered_ns, REFUSED).astype(float)
-    return Attained(trace, end_ns, np.array([server.outcome.busy_ns for server in servers], float))
+    busy_ns = [sum([own.outcome.busy_ns for own in servers if own.group is group]) for group in groups]
+    return Attained(trace, end_ns, np.array(busy_ns, float))

@@ -12,36 +12,36 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hplm.location import Location
 from hplm.metrics.meter import Series
 
 DEVICE_FAILED = 70  # exit code of an engine whose device has a fault that stays
 READ = 1 << 18  # bytes that are received at once
-# Of a request: its number in the model process, its backbone, its wanted outputs as bits, the client's name for it, its form.
-Passed = tuple[int, int, int, str, bytearray]
+# Of a request: its number in the model process, its wanted outputs as bits, the client's name for it, its form.
+Passed = tuple[int, int, str, bytearray]
 _FRAME = struct.Struct("<Q?")  # bytes behind it, and whether they are pickled
-_REQUEST = struct.Struct("<QHHII")  # number in the model process, backbone, wanted outputs as bits, bytes of id and form
+_REQUEST = struct.Struct("<QIII")  # number in the model process, wanted outputs as bits, bytes of id and form
 
 
 @dataclass(frozen=True)
 class Apart:
     """To the engine: tenants that may have ended an engine."""
 
-    alone: frozenset[int]  # numbers of those whose texts run alone
-    refused: frozenset[int]  # numbers of those whose requests are refused
+    alone: frozenset[int]  # uids of those whose texts run alone
+    refused: frozenset[int]  # uids of those whose requests are refused
 
 
 @dataclass(frozen=True)
 class Begin:
     """To the engine, first: what to serve."""
 
-    folders: Sequence[Path]  # of the backbones' versions, in the order in which the parameters name them
+    folder: Path  # of the backbone's version
     parameters: Mapping[str, str]  # of config.pbtxt
     state: Location | None
     apart: Apart
@@ -54,18 +54,12 @@ class Ready:
     failure: str = ""
 
 
-class Beaten(NamedTuple):
-    """The counts of one backbone since the last beat."""
+@dataclass(frozen=True)
+class Beat:
+    """From the engine, once a second: it lives, and this is what it has counted since the last beat."""
 
     counts: dict[Series, float]
     gauges: dict[Series, float]
-
-
-@dataclass(frozen=True)
-class Beat:
-    """From the engine, once a second: it lives, and this is what it has counted."""
-
-    backbones: list[Beaten]
     busy_s: float  # the longest time that a thread has been at one piece of work, counted in beats
 
 
@@ -81,20 +75,20 @@ class Shutdown:
     """To the engine: answer what waits, then end."""
 
 
-def request_parts(number: int, backbone: int, wanted: int, id: str, form: bytes) -> tuple[bytes, bytes, bytes]:
+def request_parts(number: int, wanted: int, id: str, form: bytes) -> tuple[bytes, bytes, bytes]:
     """Returns the parts of the bytes of a request."""
     name = id.encode()
-    return _REQUEST.pack(number, backbone, wanted, len(name), len(form)), name, form
+    return _REQUEST.pack(number, wanted, len(name), len(form)), name, form
 
 
 def requests_in(frame: bytearray) -> Iterator[Passed]:
     """Yields what `request_parts` was given. Each form has memory of its own, so that none keeps the others'."""
     at = 0
     while at < len(frame):
-        number, backbone, wanted, name, form = _REQUEST.unpack_from(frame, at)
+        number, wanted, name, form = _REQUEST.unpack_from(frame, at)
         name += (begin := at + _REQUEST.size)
         at = name + form
-        yield number, backbone, wanted, frame[begin:name].decode(), frame[name:at]
+        yield number, wanted, frame[begin:name].decode(), frame[name:at]
 
 
 class Channel:

@@ -50,7 +50,6 @@ class Pending:
     _defer: Callable[[], None]  # is called before another thread than that of `submit` may answer
     id: str = ""  # the client's name for it
     wanted: int = 0  # outputs as bits
-    backbone: int = 0  # whose lookup has signed it
     head: TicketHead = NO_HEAD
     is_deferred: bool = False
     number: int = -1  # by which the engine knows it
@@ -79,29 +78,28 @@ class EngineClient(ABC, Generic[P]):
 
     def __init__(
         self,
-        folders: Sequence[Path],
+        folder: Path,
         parameters: Mapping[str, str],
         state: Location | None,
-        meters: Sequence[Meter],
+        meter: Meter,
         workers: Callable[..., Workers] = Workers,
         clock: Clock = time,
     ) -> None:
-        """Starts the engine, which computes the backbones of these folders. Raises Broken if it cannot serve.
+        """Starts the engine, which computes the backbone of this folder. Raises Broken if it cannot serve.
 
         `workers` makes what keeps the process running.
         """
-        self._meters = meters
+        self._meter = meter
         self._time = clock
-        self._separation = Separation(meters, clock)
-        self._given = folders, dict(parameters), state
+        self._separation = Separation(meter, clock)
+        self._given = folder, dict(parameters), state
         self._lock = threading.Lock()
         self._numbers = 0
         self._held: dict[int, P] = {}  # that the engine has
         self._receiving = threading.Lock()  # held by the thread that receives; before the other lock
         self._starts = 0
-        for meter in meters:
-            for error in (Crashed, Draining):
-                meter.add(names.LOST_REQUESTS, 0, error.word)
+        for error in (Crashed, Draining):
+            meter.add(names.LOST_REQUESTS, 0, error.word)
         self._answering = Threads[Sequence[tuple[P, Any]]](self._answer, "answer", self.threads)
         self.workers = workers(self.module, self._begin, self._receive, self._ended, self._separation.look, clock=clock)
 
@@ -124,8 +122,7 @@ class EngineClient(ABC, Generic[P]):
         self._answering.close()
 
     def _begin(self) -> Begin:
-        for meter in self._meters:
-            meter.add(names.ENGINE_RESTARTS, min(1, self._starts))
+        self._meter.add(names.ENGINE_RESTARTS, min(1, self._starts))
         self._starts += 1
         return Begin(*self._given, self._separation.apart)
 
@@ -153,7 +150,7 @@ class EngineClient(ABC, Generic[P]):
                 worker.told = apart
             parts: list[bytes] = []
             for one in requests:
-                parts += request_parts(one.number, one.backbone, one.wanted, one.id, one.form)
+                parts += request_parts(one.number, one.wanted, one.id, one.form)
                 one.form, one.passed_on = b"", now
             worker.channel.send_bytes(parts)
         except Exception as error:  # whoever removes a request from `held` answers it
@@ -190,9 +187,8 @@ class EngineClient(ABC, Generic[P]):
         return not messages or messages[-1] is not None
 
     def _count(self, beat: Beat) -> None:
-        for meter, beaten in zip(self._meters, beat.backbones, strict=True):
-            meter.add_all(beaten.counts)
-            meter.set_all(beaten.gauges)
+        self._meter.add_all(beat.counts)
+        self._meter.set_all(beat.gauges)
 
     def _share(self, unsent: list[tuple[P, Any]]) -> None:
         """Lets the threads that answer do so."""
@@ -215,7 +211,7 @@ class EngineClient(ABC, Generic[P]):
         unsent: list[tuple[P, Any]] = []
         for number, pending in left.items():
             lost = CRASHED if number in lost_in_batches else ENDED
-            self._meters[pending.backbone].add(names.LOST_REQUESTS, 1, lost.word)
+            self._meter.add(names.LOST_REQUESTS, 1, lost.word)
             pending.is_lost = True
             unsent.append((pending, lost))
         if left:
@@ -229,7 +225,7 @@ class EngineClient(ABC, Generic[P]):
 
     def _lose(self, one: P, error: HplmError) -> None:
         """Answers a request that no engine got."""
-        self._meters[one.backbone].add(names.LOST_REQUESTS, 1, error.word)
+        self._meter.add(names.LOST_REQUESTS, 1, error.word)
         one.send(error)
 
 

@@ -17,7 +17,6 @@ from hplm.process.channel import (
     DEVICE_FAILED,
     Apart,
     Beat,
-    Beaten,
     Begin,
     Cancel,
     Channel,
@@ -37,14 +36,15 @@ BEAT_SECONDS = 1.0
 
 
 class Serving(Protocol):
-    """The service in an engine's process: of backbones of encoders (`hplm.engine.service`), or of a decoder."""
+    """The service in an engine's process: of an encoder (`hplm.engine.service`), or of a decoder."""
+
+    meter: Meter
 
     def driven(self, channel: Channel, take_in: Callable[[object], None], /) -> Driver: ...  # starts its threads
     def take(self, requests: Iterable[Passed], /) -> None: ...  # it does not raise
     def cancel(self, number: int, /) -> None: ...  # nobody reads the answer to this request
     def separate(self, apart: Apart, /) -> None: ...
     def busy_since(self) -> list[float]: ...  # when the pieces of work began that its own threads are at now
-    def meters(self) -> list[Meter]: ...  # of each backbone
     def close(self) -> None: ...  # its requests are answered before
 
 
@@ -108,23 +108,18 @@ class Host:
 
     def _beat(self) -> None:
         busy_s = self._beat_s * self._beats.count([*self._driver.busy_since(), *self._service.busy_since()])
-        beaten = [self._counted(meter) for meter in self._service.meters()]
         try:
-            self._channel.send(Beat(beaten, busy_s))
+            counts, gauges = self._service.meter.take()
+        except Exception:  # a failure of counting leaves the counts out, but not the heartbeat
+            log.exception("cannot send what was counted")
+            counts, gauges = {}, {}
+        try:
+            self._channel.send(Beat(counts, gauges, busy_s))
         except OSError:
             log.info("the model process has gone")
         except Exception:
             log.exception("cannot send what was counted")
-            self._channel.send(Beat([Beaten({}, {}) for _ in beaten], busy_s))
-
-    @staticmethod
-    def _counted(meter: Meter) -> Beaten:
-        """Returns the counts of a backbone. A failure of counting leaves them out, but not the heartbeat."""
-        try:
-            return Beaten(*meter.take())
-        except Exception:
-            log.exception("cannot send what was counted")
-            return Beaten({}, {})
+            self._channel.send(Beat({}, {}, busy_s))
 
 
 # The number of a request, its wanted outputs as bits, its tenant's version, and its answer, or a part of that of a decoder.

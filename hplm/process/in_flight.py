@@ -15,7 +15,6 @@ from itertools import islice
 from typing import NamedTuple
 
 LONGEST = 128  # bytes of a request's entry: two numbers, and a tenant's id of at most 64 characters
-_UID_BITS = 64
 _ENTRY = re.compile(rb"^(\d+) (\d+) (\S+)\n", re.MULTILINE)
 # The bytes of a batch's place, how many of them are entries, which are none while it is free, and whether the batch computes.
 _PLACE = struct.Struct("<qqq")
@@ -25,21 +24,11 @@ class InFlightEntry(NamedTuple):
     """A request in a batch."""
 
     number: int  # of the request, in the model process
-    tenant: int  # its number in the line
+    tenant: int  # its uid
     tenant_id: str
 
     def packed(self) -> bytes:
         return f"{self.number} {self.tenant} {self.tenant_id}\n".encode()
-
-
-def number_of(backbone: int, uid: int) -> int:
-    """Returns a tenant's number in the line: its uid, made different from those of other backbones."""
-    return backbone << _UID_BITS | uid
-
-
-def backbone_of(tenant: int) -> int:
-    """Returns the backbone of a tenant with this number."""
-    return tenant >> _UID_BITS
 
 
 class InFlight:

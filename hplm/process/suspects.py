@@ -19,7 +19,7 @@ from hplm.errors import Quarantined
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.process.channel import Apart
-from hplm.process.in_flight import InFlightEntry, backbone_of
+from hplm.process.in_flight import InFlightEntry
 
 log = logging.getLogger(__name__)
 SUSPECTED_SECONDS = 600.0  # how long a tenant runs alone,
@@ -38,7 +38,7 @@ class _Suspicion:
 
 
 class Suspects:
-    """Has no threads and no clock. Tenants are known by their numbers.
+    """Has no threads and no clock. Tenants are known by their uids.
 
     A tenant in a batch ends the engine at most twice: in company, and alone.
     """
@@ -81,9 +81,8 @@ class Suspects:
 class Separation:
     """The tenants that engines treat apart. Threads may share it."""
 
-    def __init__(self, meters: Sequence[Meter], clock: Clock = time) -> None:
-        """Meters are by the number of the backbone."""
-        self._meters = meters
+    def __init__(self, meter: Meter, clock: Clock = time) -> None:
+        self._meter = meter
         self._time = clock
         self._suspects = Suspects()
         self._lock = threading.Lock()
@@ -97,9 +96,8 @@ class Separation:
             apart = Apart(self._suspects.alone(now), self._suspects.refused(now))
             if apart != self.apart:  # the engine is told when it is another object
                 self.apart = apart
-        for number, meter in enumerate(self._meters):
-            for metric, tenants in ((names.SUSPECTED_TENANTS, apart.alone), (names.QUARANTINED_TENANTS, apart.refused)):
-                meter.set(metric, sum(backbone_of(tenant) == number for tenant in tenants))
+        self._meter.set(names.SUSPECTED_TENANTS, len(apart.alone))
+        self._meter.set(names.QUARANTINED_TENANTS, len(apart.refused))
 
     def answered(self, tenant: int) -> None:
         """Records that a request of this tenant was computed."""

@@ -200,7 +200,7 @@ class Workers:
             worker.end()
             how = worker.how_ended()
             why = said.failure if said is not None else f"it {how}, or was not ready: read the log"
-            raise Broken(f"the engine of {', '.join(map(str, begin.folders))} does not start: {why}")
+            raise Broken(f"the engine of {begin.folder} does not start: {why}")
 
     def _keep(self, worker: Worker | None) -> None:
         """Receives from a worker. When it ends, starts another, until closed."""

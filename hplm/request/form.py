@@ -60,17 +60,15 @@ class Form:
     """Views of the bytes of a form, and what the engine is told beside it."""
 
     __slots__ = (
-        "addresses", "backbone", "counts", "head", "id", "lengths", "number", "passages", "segments", "spans", "texts",
-        "tokens", "wanted",
+        "addresses", "counts", "head", "id", "lengths", "number", "passages", "segments", "spans", "texts", "tokens", "wanted",
     )  # fmt: skip
 
-    def __init__(self, form: bytes | bytearray, number: int = 0, backbone: int = 0, wanted: int = 0, id: str = "") -> None:
+    def __init__(self, form: bytes | bytearray, number: int = 0, wanted: int = 0, id: str = "") -> None:
         """Raises ValueError if its sizes do not fit together. Ignores bytes behind it.
 
-        `number`: of the request in the model process. `backbone`: whose lookup has signed it. `wanted`: outputs, as bits.
-        `id`: the client's name for it.
+        `number`: of the request in the model process. `wanted`: outputs, as bits. `id`: the client's name for it.
         """
-        self.number, self.backbone, self.wanted, self.id = number, backbone, wanted, id
+        self.number, self.wanted, self.id = number, wanted, id
         if len(form) < HEAD_BYTES:
             raise ValueError(f"a form of {len(form)} bytes is too short")
         self.head, (tokens, texts, rows, passages), addresses = _read(form)
@@ -140,13 +138,11 @@ def write(
     return bytearray().join((_signature(secret, signed), signed))
 
 
-def check(form: bytes, secrets: Sequence[bytes]) -> int:
-    """Returns which of these secrets a form was signed with. Raises if it was none."""
-    if len(form) >= HEAD_BYTES:
-        for number, secret in enumerate(secrets):
-            if hmac.compare_digest(form[:_SIGNATURE_BYTES], _signature(secret, memoryview(form)[_SIGNATURE_BYTES:])):
-                return number
-    raise NoTenant
+def check(form: bytes, secret: bytes) -> None:
+    """Raises if a form was not signed with this secret."""
+    signature, signed = form[:_SIGNATURE_BYTES], memoryview(form)[_SIGNATURE_BYTES:]
+    if len(form) < HEAD_BYTES or not hmac.compare_digest(signature, _signature(secret, signed)):
+        raise NoTenant
 
 
 def read_head(form: bytes) -> TicketHead:

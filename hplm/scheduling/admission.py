@@ -29,13 +29,10 @@ class Admission:
 
     All admitted texts are answered in time if the most urgent go first, as they do in the default policy. The count
     does not see every effect, so it is corrected by results: if too many admitted texts are late, less is promised.
-
-    Each backbone has its own. While texts of others wait too, its batches follow each other so many times as slowly.
     """
 
-    def __init__(self, queue: Queue[Any], queues: Sequence[Queue[Any]]) -> None:
+    def __init__(self, queue: Queue[Any]) -> None:
         self._queue = queue
-        self._others = [other for other in queues if other is not queue]
         self._full: list[float] | None = None  # mean tokens, texts, adapters of batches that left other texts waiting
         self._promised = FIRST_PROMISED  # share of a full batch
         self.must_count = False  # because a batch has left, or another time is expected for the next one
@@ -83,7 +80,7 @@ class Admission:
         if self._full is None:
             return
         whole_ns = cost.predict(*self._full)
-        self._batch_ns = max(1.0, whole_ns * cost.slowest) * (1 + sum(len(other.columns) > 0 for other in self._others))
+        self._batch_ns = max(1.0, whole_ns * cost.slowest)
         beside_ns = int(whole_ns * (1 - cost.slowest))  # of a batch, in other stages than the slowest
         self._first_ns += beside_ns
         self._free = self._promised * self._full[0] * BY_THEN
@@ -97,10 +94,8 @@ class Admission:
     def _done_at(self, texts: Sequence[Waiting], tokens: int, deadline: int, now_ns: int) -> float:
         start, waiting = max(self._start_ns, now_ns), len(self._queue.columns) + len(texts)
         room = np.inf if self._full is None else self._promised * self._full[0]
-        if self._waiting + tokens <= room:  # all that waits is one batch of each backbone
-            others = [(other.cost, other.columns) for other in self._others if len(other.columns)]
-            others_ns = sum([cost.predict(columns.all_tokens, len(columns)) for cost, columns in others])
-            return start + self._queue.cost.predict(self._waiting + tokens, waiting) + others_ns
+        if self._waiting + tokens <= room:  # all that waits is one batch
+            return start + self._queue.cost.predict(self._waiting + tokens, waiting)
         due = self._due_of(deadline)
         if due and tokens <= self._free[due:].min():
             return deadline

@@ -132,7 +132,7 @@ class Columns(Generic[T]):
     request = Column()  # the texts of one request share a number. Later requests have higher numbers
 
     def __init__(self, texts: Sequence[T] = (), shares: Shares | None = None) -> None:
-        """`shares`: of all columns that have one limit together. Without it there is none."""
+        """`shares`: counts them. Without it they have no limit."""
         self.shares = shares or Shares()
         self.all_tokens = 0  # of all texts
         self.bytes = 0  # the memory that all texts keep

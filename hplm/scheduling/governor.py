@@ -7,7 +7,7 @@ their fair share have the dearest rung, whatever the others do.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from math import exp
 
 import numpy as np
@@ -31,12 +31,10 @@ FIRST_ROOM = 64
 
 
 class Governor:
-    def __init__(self, costs: Sequence[CostModel]) -> None:
-        """`costs`: by backbone."""
-        self._costs_of = costs
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
         self.rung = 0  # of tenants beyond their fair share, in ladders that are long enough
-        # By backbone: its share of the batches that left a crowd waiting, its part of their mean tokens, texts, adapters
-        self._full: Array | None = None
+        self._full: Array | None = None  # 1 and the mean tokens, texts, adapters of batches that left a crowd waiting
         self._horizon_ns = float(HORIZON_NS)
         self._capacity = np.inf  # tokens that full batches compute in a horizon
         self._numbers = Numbers()  # of tenants that are not forgotten. They index the arrays below.
@@ -73,27 +71,23 @@ class Governor:
         self._beyond[only] = self._asks_for_more(only)
         return min(self.rung, len(costs) - 1) if self._beyond[number] else 0
 
-    def chosen(
-        self, full: tuple[int, int, float] | None, lines: Sequence[Columns], crowded: bool, backbone: int, now_ns: int
-    ) -> None:
-        """Looks at the lines of all backbones after a batch has left one.
+    def chosen(self, full: tuple[int, int, float] | None, line: Columns, crowded: bool, now_ns: int) -> None:
+        """Looks at the line after a batch has left it.
 
         `crowded`: more texts waited, or were not served, than a batch holds. `full`: the tokens, texts and adapters of the
-        batch, if it left texts of its backbone waiting.
+        batch, if it left texts waiting.
         """
         if crowded and full:
-            held = np.zeros((len(self._costs_of), 4))
-            held[backbone] = 1, *full
+            held = np.array([1, *full], float)
             self._full = held if self._full is None else self._full + LEARNING * (held - self._full)
         if self._full is not None:
-            took_ns = (float(cost.terms @ own) * cost.slowest for cost, own in zip(self._costs_of, self._full, strict=True))
-            batch_ns = max(1.0, sum(took_ns))
+            batch_ns = max(1.0, float(self._cost.terms @ self._full) * self._cost.slowest)
             self._horizon_ns = max(HORIZON_NS, HORIZON_BATCHES * batch_ns)
-            self._capacity = float(self._full[:, 1].sum()) * self._horizon_ns / batch_ns
+            self._capacity = float(self._full[1]) * self._horizon_ns / batch_ns
         if self._loads.shape[1] == 1:  # no tenant has a choice
             return
         if crowded or self.rung:
-            self._count(lines)
+            self._count(line)
         elif self._crowded:
             self._waits[:] = 0
         self._crowded = self._crowded + 1 if crowded else 0
@@ -142,14 +136,13 @@ class Governor:
             self._loads[idle], self._beyond[idle] = 0, False
             self._numbers.give_back(idle.tolist())
 
-    def _count(self, lines: Iterable[Columns]) -> None:
+    def _count(self, line: Columns) -> None:
         """Counts the waiting tokens of each tenant. They may be the rest of a load that has faded."""
         self._waits[:] = 0
-        for columns in lines:
-            for tenant, tokens in columns.by_tenant():
-                mine = self._numbers.number_of(tenant)
-                if mine is not None:
-                    self._waits[mine] = tokens
+        for tenant, tokens in line.by_tenant():
+            mine = self._numbers.number_of(tenant)
+            if mine is not None:
+                self._waits[mine] = tokens
 
     def _wanted(self, numbers: slice) -> Array:
         return np.maximum(self._loads[numbers, 0], self._waits[numbers])

@@ -31,9 +31,7 @@ class Waiting(Protocol):
     @property
     def slot_key(self) -> Hashable: ...  # texts with the same key share device slots
     @property
-    def tenant(self) -> Hashable: ...  # the tenant whose fair share it uses, in one backbone
-    @property
-    def backbone(self) -> int: ...  # a small number: texts of one batch are of one backbone
+    def tenant(self) -> Hashable: ...  # the tenant whose fair share it uses
 
 
 # The type of the texts in a queue. Policies and admission do not name it: they take columns of any texts.
@@ -52,7 +50,7 @@ class Limits:
 
 
 class Shares:
-    """Whoever holds the line tells what joins and leaves. Several lines may have one `Shares`, and so one limit."""
+    """Whoever holds the line tells what joins and leaves."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(2**62, 2**62)

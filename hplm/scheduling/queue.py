@@ -1,9 +1,9 @@
-"""The queues of all engines: they offer, evict, expire and abandon texts. Only the choice of the next ones differs."""
+"""The queue of every engine: it offers, evicts, expires and abandons texts. Only the choice of the next ones differs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -26,26 +26,49 @@ MOST_TIMES = 4  # what it may have then, over what it may always have
 
 
 class Queue(Generic[T]):
-    """The waiting texts of one backbone, the policy that chooses among them, and what is known of its batches.
+    """The waiting texts, the policy that chooses among them, and what is known of its batches. It has no threads and no clock.
 
     `predicts`: whether a text expires as soon as it can no longer be in time. If not, it expires at its deadline.
     """
 
-    def __init__(self, backbone: int, policy: Policy, shares: Shares, answering_ns: int) -> None:
-        self.backbone = backbone
-        self.columns: Columns[T] = Columns(shares=shares)
+    def __init__(self, policy: Policy, limits: Limits, answering_ns: int = 0) -> None:
+        self.shares = Shares(limits)
+        self.columns: Columns[T] = Columns(shares=self.shares)
         self.cost = CostModel()
-        self.used_ns = 0.0  # of the engine's time, by batches that do not run any more
+        self.draining = False
         self.loaded = 0.0  # mean number of adapters copied to the device for each slot key of a batch
         self._policy = policy
         self._answering_ns = answering_ns
         self._earliest: int | None = NEVER  # when the first text must start. None: not known any more
         self._predicted = False  # whether that is by prediction
 
+    def __len__(self) -> int:
+        return len(self.columns)
+
     @property
     def known(self) -> bool:
         """Whether enough batches were seen for predictions."""
         return self.cost.observed >= FIRST
+
+    def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
+        """Adds all texts of one request, or raises and adds none.
+
+        Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
+        """
+        if self.draining:
+            raise Draining("the server is shutting down: send the request to another replica, or retry later")
+        leaving = self.shares.room_for(texts, self.columns.newest)
+        self._admit(texts, now_ns)
+        self.add(texts)  # behind all others: their indexes stay
+        return self.remove(np.concatenate(leaving)) if leaving else []
+
+    def close(self) -> None:
+        """Refuses new requests. Waiting texts are still served."""
+        self.draining = True
+
+    def abandon(self) -> list[T]:
+        """Removes and returns all waiting texts."""
+        return self.remove(np.arange(len(self.columns)))
 
     def add(self, texts: Sequence[T]) -> None:
         """Adds the texts of one request."""
@@ -80,13 +103,11 @@ class Queue(Generic[T]):
             self._earliest = int(self._last_starts(predicts).min())
         return self._earliest
 
-    def late(self, start_ns: int, predicts: bool) -> Array:
-        """Returns the indexes of the texts that had to start by this time, and of the others of their requests."""
-        return self.columns.whole_requests(np.flatnonzero(self._last_starts(predicts) <= start_ns))
-
-    def urgency(self) -> tuple[int, int]:
-        """Returns by what the backbones with waiting texts are sorted: the earliest deadline, then the oldest text."""
-        return int(self.columns.deadline.min()), int(self.columns.arrival.min())
+    def late(self, start_ns: int, predicts: bool) -> list[T]:
+        """Removes and returns the texts that had to start by this time, and the others of their requests."""
+        if self.earliest(predicts) > start_ns:
+            return []
+        return self.remove(self.columns.whole_requests(np.flatnonzero(self._last_starts(predicts) <= start_ns)))
 
     def bounded(self, capacity: Capacity, batch_ns: int, start_ns: int) -> Capacity:
         """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch.
@@ -127,14 +148,16 @@ class Queue(Generic[T]):
     ) -> Batch[T]:
         tokens, slot_keys = sum([text.tokens for text in texts]), len({text.slot_key for text in texts})
         expected = self.cost.predict(tokens, len(texts), slot_keys * self.loaded)
-        return Batch(texts, self.backbone, tokens, slot_keys, now_ns, expected, alone, places, is_half)
+        return Batch(texts, tokens, slot_keys, now_ns, expected, alone, places, is_half)
 
     def learn(self, batch: Batch[T], adapters: int, took_ns: int, stages_ns: Sequence[int]) -> None:
         """Learns from a batch that has run, for which `adapters` adapters had to be loaded."""
-        self.used_ns += took_ns
         self.loaded += LEARNING * (adapters / batch.slot_keys - self.loaded)
         self.cost.observe(batch.tokens, len(batch.texts), adapters, took_ns, stages_ns)
         self._forget_earliest()
+
+    def _admit(self, texts: Sequence[T], now_ns: int) -> None:
+        """Raises if the texts of a request cannot be in time."""
 
     def _forget_earliest(self) -> None:
         self._earliest = None if len(self.columns) else NEVER
@@ -150,55 +173,3 @@ class Queue(Generic[T]):
     def _needed_ns(self, tokens: Array | int) -> Array | float:
         """Returns the time from the start of a batch of one text until its client has the answer."""
         return self._answering_ns + self.cost.predict(tokens, 1, self.loaded)
-
-
-class Queues(Generic[T]):
-    """A queue for each backbone of an engine, under one limit. It has no threads and no clock of its own."""
-
-    def __init__(self, policies: Sequence[Policy], limits: Limits, answering_ns: int = 0) -> None:
-        self.shares = Shares(limits)
-        self._queues: list[Queue[T]] = [Queue(number, own, self.shares, answering_ns) for number, own in enumerate(policies)]
-        self.draining = False
-
-    def __len__(self) -> int:
-        return self.shares.items
-
-    def offer(self, texts: Sequence[T], now_ns: int) -> list[T]:
-        """Adds all texts of one request, or raises and adds none.
-
-        Returns texts of other tenants that lost their places to them, all of a request: the caller answers these.
-        """
-        if self.draining:
-            raise Draining("the server is shutting down: send the request to another replica, or retry later")
-        leaving = self.shares.room_for(texts, self._newest)
-        self._admit(texts, now_ns)
-        self._queues[texts[0].backbone].add(texts)  # behind all others: their indexes stay
-        evicted: list[T] = []
-        for own in {own for own, _ in leaving} if leaving else ():
-            evicted += self._remove(own, np.concatenate([indexes for loses, indexes in leaving if loses is own]))
-        return evicted
-
-    def close(self) -> None:
-        """Refuses new requests. Waiting texts are still served."""
-        self.draining = True
-
-    def abandon(self) -> list[T]:
-        """Removes and returns all waiting texts."""
-        return [text for queue in self._queues for text in self._remove(queue, np.arange(len(queue.columns)))]
-
-    def _admit(self, texts: Sequence[T], now_ns: int) -> None:
-        """Raises if the texts of a request cannot be in time."""
-
-    def _late(self, start_ns: int, predicts: bool) -> Iterator[tuple[Queue[T], list[T]]]:
-        """Removes and yields, by their queues, the texts that had to start by this time, with the others of their requests."""
-        for queue in self._queues:
-            if queue.earliest(predicts) <= start_ns:
-                yield queue, self._remove(queue, queue.late(start_ns, predicts))
-
-    def _remove(self, queue: Queue[T], indexes: Array) -> list[T]:
-        return queue.remove(indexes)
-
-    def _newest(self, tenant: Hashable) -> Iterator[tuple[int, int, tuple[Queue[T], Array]]]:
-        for queue in self._queues:
-            for texts, size, indexes in queue.columns.newest(tenant):
-                yield texts, size, (queue, indexes)

@@ -12,44 +12,38 @@ from hplm.arrays import Array
 from hplm.errors import DeadlineMissed
 from hplm.scheduling.admission import Admission
 from hplm.scheduling.columns import NEVER
-from hplm.scheduling.cost import CostModel
 from hplm.scheduling.governor import Governor
 from hplm.scheduling.limits import Limits, T
 from hplm.scheduling.policy import Policy
-from hplm.scheduling.queue import LEARNING, Queue, Queues
+from hplm.scheduling.queue import LEARNING, Queue
 from hplm.scheduling.selection import Batch, Capacity, Selection
 
 STALE_NS = 10**9  # after so long without a batch, predictions are not used: only another batch can correct a wrong one
-LEAD_NS = 100_000_000  # of the engine's time that a backbone may have beyond that of another one with waiting texts
 
 
-class Scheduler(Queues[T]):
-    """Backbones that share an engine have a queue each, and take turns (`_in_turn`)."""
-
+class Scheduler(Queue[T]):
     def __init__(
         self,
-        policies: Sequence[Policy],
+        policy: Policy,
         limits: Limits,
         admission: bool = False,
         commit_ns: int | None = None,
         batch_ns: int = 0,
         answering_ns: int = 0,
     ) -> None:
-        """`policies`: one for each backbone, because a policy may keep a state. `limits`: of all queues together.
-        `admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
+        """`admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
         `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
         `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS and no long line
         waits (`Queue.bounded`); 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
-        super().__init__(policies, limits, answering_ns)
+        super().__init__(policy, limits, answering_ns)
         self.alone: frozenset[int] = frozenset()  # tenants: while a text of one is in a batch, no other's is in any batch
-        self.governor = Governor(self.costs)
-        self._admissions = [Admission(queue, self._queues) for queue in self._queues] if admission else []  # of the queues
+        self.governor = Governor(self.cost)
+        self._admission = Admission(self) if admission else None
         self._commit_ns = commit_ns
         self._batch_ns = batch_ns
-        self._answering_ns = answering_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
         self._halves: deque[Batch[T]] = deque()  # to be run next
         self._staging_ns = 0.0  # from choice to start, with an idle engine
@@ -65,26 +59,18 @@ class Scheduler(Queues[T]):
         """Whether no text waits, or is in a batch."""
         return not self._running and not len(self)
 
-    @property
-    def costs(self) -> Sequence[CostModel]:
-        """The cost model of each backbone."""
-        return [queue.cost for queue in self._queues]
-
-    def waiting(self, backbone: int) -> tuple[int, int, int]:
-        """Returns how many texts of a backbone wait, the memory that they keep, and when the oldest arrived, or NEVER."""
-        columns = self._queues[backbone].columns
-        halves = [text for half in self._halves if half.backbone == backbone for text in half.texts]
-        oldest = min((text.arrival_ns for text in halves), default=NEVER)
-        return len(columns) + len(halves), columns.bytes, int(columns.arrival.min(initial=oldest))
+    def waiting(self) -> tuple[int, int, int]:
+        """Returns how many texts wait, the memory that they keep, and when the oldest arrived, or NEVER."""
+        oldest = min((text.arrival_ns for half in self._halves for text in half.texts), default=NEVER)
+        return len(self), self.columns.bytes, int(self.columns.arrival.min(initial=oldest))
 
     def _admit(self, texts: Sequence[T], now_ns: int) -> None:
-        if not self._admissions:
+        if (admission := self._admission) is None:
             return
-        admission = self._admissions[texts[0].backbone]
         if admission.must_count:
             admission.count(self._start_at(now_ns) + self._answering_ns, bool(self._running))
         try:
-            admission.check(texts, self.shares.items > 0 or self._predicts(now_ns), now_ns)
+            admission.check(texts, len(self.columns) > 0 or self._predicts(now_ns), now_ns)
         except DeadlineMissed:
             self._unserved += sum([text.tokens for text in texts])
             raise
@@ -112,66 +98,46 @@ class Scheduler(Queues[T]):
             half = self._halves.popleft()
             self._running.append(half)
             return half
+        if not len(self.columns):
+            return None
         # Policies compare deadlines with the end of computing, so the time after it is added to the start.
-        start_ns = self._start_at(now_ns) + self._answering_ns if self.shares.items else 0
-        for queue in self._in_turn():
-            own = self._capacity = queue.bounded(capacity, self._batch_ns, start_ns)
-            selection = queue.select(start_ns, own, not self._running)
-            if self.alone and len(selection.indexes):
-                selection, must_wait = selection.separated(queue.columns, self.alone)
-                if must_wait and self._running:
-                    return None  # nor other texts: the engine would never be free of them
-            if len(selection.indexes):
-                return self._take(queue, selection, now_ns)
-        return None
+        start_ns = self._start_at(now_ns) + self._answering_ns
+        self._capacity = self.bounded(capacity, self._batch_ns, start_ns)
+        selection = self.select(start_ns, self._capacity, not self._running)
+        if self.alone and len(selection.indexes):
+            selection, must_wait = selection.separated(self.columns, self.alone)
+            if must_wait and self._running:
+                return None  # nor other texts: the engine would never be free of them
+        return self._take(selection, now_ns) if len(selection.indexes) else None
 
-    def _in_turn(self) -> list[Queue[T]]:
-        """Returns the queues with waiting texts, the next one first (`Queue.urgency`).
-
-        A backbone that has used the engine for clearly longer than others lets these go first. So none waits for ever, whatever
-        the priorities and deadlines of the others are. Running batches count with the time that is expected of them. A backbone
-        without a waiting text saves up no time, but for the batches that run when its next text comes.
-        """
-        waiting = [queue for queue in self._queues if len(queue.columns)]
-        if len(self._queues) == 1 or not waiting:
-            return waiting
-        used_ns = [queue.used_ns for queue in self._queues]
-        for batch in self._running:
-            used_ns[batch.backbone] += batch.expected_ns
-        least_ns = min(used_ns[queue.backbone] for queue in waiting)
-        settled_ns = min(queue.used_ns for queue in waiting)  # running batches may take less: what they raised would stay
-        for queue in self._queues:
-            if not len(queue.columns):
-                queue.used_ns += max(0, settled_ns - used_ns[queue.backbone])
-        return sorted(waiting, key=lambda queue: (used_ns[queue.backbone] > least_ns + LEAD_NS, *queue.urgency()))
-
-    def _take(self, queue: Queue[T], selection: Selection, now_ns: int) -> Batch[T]:
+    def _take(self, selection: Selection, now_ns: int) -> Batch[T]:
         """Takes the chosen texts out of the line."""
         is_crowd = self._waits_a_crowd()
         self._recount()
-        batch = queue.batch(queue.serve(selection.indexes), now_ns, not self._running, selection.places)
+        batch = self.batch(self.serve(selection.indexes), now_ns, not self._running, selection.places)
         self._running.append(batch)
-        held = batch.tokens, len(batch.texts), batch.slot_keys * queue.loaded
-        left_some = len(queue.columns) > 0
+        held = batch.tokens, len(batch.texts), batch.slot_keys * self.loaded
+        left_some = len(self.columns) > 0
         full = held if left_some or self._unserved else None
-        is_crowd = is_crowd and (self.shares.items > 0 or self._unserved > 0)
+        is_crowd = is_crowd and (left_some or self._unserved > 0)
         self._unserved = 0
-        self.governor.chosen(full, [own.columns for own in self._queues], is_crowd, queue.backbone, now_ns)
-        if self._admissions and left_some:
-            self._admissions[queue.backbone].chosen(*held)
+        self.governor.chosen(full, self.columns, is_crowd, now_ns)
+        if self._admission is not None and left_some:
+            self._admission.chosen(*held)
         return batch
 
-    def _remove(self, queue: Queue[T], indexes: Array) -> list[T]:
+    def remove(self, indexes: Array) -> list[T]:
+        """Removes texts that are not served."""
         self._recount()
-        return super()._remove(queue, indexes)
+        return super().remove(indexes)
 
     def _waits_a_crowd(self) -> bool:
         """Whether more waits than a batch holds, with what was not served in time since the last choice."""
-        columns = [queue.columns for queue in self._queues]
+        columns, capacity = self.columns, self._capacity
         return (
-            sum([own.all_tokens for own in columns]) + self._unserved > self._capacity.tokens
-            or self.shares.items > self._capacity.texts
-            or sum([own.slot_keys for own in columns]) > self._capacity.tenants
+            columns.all_tokens + self._unserved > capacity.tokens
+            or len(columns) > capacity.texts
+            or columns.slot_keys > capacity.tenants
         )
 
     def started(self, batch: Batch[T], now_ns: int) -> None:
@@ -183,10 +149,10 @@ class Scheduler(Queues[T]):
 
     def answered(self, batch: Batch[T], texts: Sequence[T], now_ns: int) -> None:
         """Records that texts of a running batch are answered, those that were not yet."""
-        if self._admissions:
+        if self._admission is not None:
             by_ns, new = now_ns + self._answering_ns, [text for text in texts if text.deadline_ns and text not in batch.judged]
             late = sum([text.deadline_ns < by_ns for text in new])
-            self._admissions[batch.backbone].done(len(new) - late, late)
+            self._admission.done(len(new) - late, late)
             batch.judged.update(new)
 
     def finished(self, batch: Batch[T], now_ns: int, adapters: int = 0, stages_ns: Sequence[int] = ()) -> None:
@@ -197,16 +163,14 @@ class Scheduler(Queues[T]):
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._ended_ns = now_ns
-        self._queues[batch.backbone].learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
+        self.learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
         self.answered(batch, batch.texts, now_ns)
         self._recount()
 
-    def dropped(self, batch: Batch[T], now_ns: int) -> None:
-        """Forgets a batch that failed or will not run, without learning from it. It has used the engine since its start."""
+    def dropped(self, batch: Batch[T]) -> None:
+        """Forgets a batch that failed or will not run, without learning from it."""
         if batch in self._running:
             self._running.remove(batch)
-            if batch.started_ns is not None:
-                self._queues[batch.backbone].used_ns += now_ns - batch.started_ns
         self._recount()
 
     def halve(self, batch: Batch[T], unanswered: Sequence[T], now_ns: int) -> bool:
@@ -216,28 +180,25 @@ class Scheduler(Queues[T]):
         """
         if batch.is_half or not unanswered or len(batch.texts) < 2:
             return False
-        middle, queue = len(unanswered) // 2, self._queues[batch.backbone]
+        middle = len(unanswered) // 2
         for texts in filter(None, (list(unanswered[:middle]), list(unanswered[middle:]))):
-            self._halves.append(queue.batch(texts, now_ns, is_half=True))
-        self.dropped(batch, now_ns)
+            self._halves.append(self.batch(texts, now_ns, is_half=True))
+        self.dropped(batch)
         return True
 
     def expired(self, now_ns: int) -> list[T]:
         """Removes and returns the texts that can no longer be answered in time, and the other texts of their requests."""
-        expired: list[T] = []
-        if self.shares.items:
-            predicts = self._predicts(now_ns)
-            for queue, late in self._late(self._start_at(now_ns) if predicts else now_ns, predicts):
-                expired += late
-                self._unserved += sum(text.tokens for text in late)
-                if self._admissions:
-                    self._admissions[queue.backbone].done(0, len(late))
+        predicts = self._predicts(now_ns)
+        expired = self.late(self._start_at(now_ns) if predicts else now_ns, predicts) if len(self.columns) else []
+        self._unserved += sum([text.tokens for text in expired])
+        if expired and self._admission is not None:
+            self._admission.done(0, len(expired))
         return expired
 
     def next_expiry(self, now_ns: int) -> int:
         """Returns when the next text expires if nothing changes until then, or NEVER if no text has a deadline."""
         predicts = self._predicts(now_ns)
-        earliest = min([queue.earliest(predicts) for queue in self._queues])
+        earliest = self.earliest(predicts)
         return now_ns if predicts and earliest <= self._start_at(now_ns) else earliest
 
     def abandon(self) -> list[T]:
@@ -248,11 +209,11 @@ class Scheduler(Queues[T]):
 
     def _predicts(self, now_ns: int) -> bool:
         """Whether a text may be dropped before its deadline has passed."""
-        return bool(self._admissions) and (bool(self._running) or now_ns - self._ended_ns < STALE_NS)
+        return self._admission is not None and (bool(self._running) or now_ns - self._ended_ns < STALE_NS)
 
     def _recount(self) -> None:
-        for admission in self._admissions:
-            admission.must_count = True
+        if self._admission is not None:
+            self._admission.must_count = True
 
     def _free_at(self, now_ns: int) -> float:
         """Returns when the next batch finds the stages of the engine free, each when it gets there.
@@ -263,7 +224,7 @@ class Scheduler(Queues[T]):
         free, ends = float(now_ns), float(self._ended_ns)
         for batch in self._running:
             started = free if batch.started_ns is None else batch.started_ns
-            between = batch.expected_ns * self._queues[batch.backbone].cost.slowest
+            between = batch.expected_ns * self.cost.slowest
             ends = max(now_ns, started + batch.expected_ns, ends + between)
             free = max(now_ns, ends + between - batch.expected_ns)
         oldest = self._running[0] if len(self._running) >= self._capacity.in_flight else None

@@ -86,10 +86,9 @@ class Selection:
 
 @dataclass(eq=False)
 class Batch(Generic[T]):
-    """Texts of one backbone that were chosen to run together, with their times."""
+    """Texts that were chosen to run together, with their times."""
 
     texts: list[T]
-    backbone: int
     tokens: int
     slot_keys: int
     chosen_ns: int

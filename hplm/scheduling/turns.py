@@ -21,7 +21,7 @@ from hplm.scheduling.cost import Cost
 from hplm.scheduling.fairness import served_before
 from hplm.scheduling.filling import Room, fits
 from hplm.scheduling.limits import Limits
-from hplm.scheduling.queue import Queues
+from hplm.scheduling.queue import Queue
 from hplm.scheduling.selection import Capacity
 
 AT_ONCE = 64  # pieces that are taken at a time, at most
@@ -50,7 +50,6 @@ class Piece(Generic[W]):
     arrival_ns: int = 0
     priority: int = 0
     slot_key: int = 0
-    backbone: int = 0
 
     @property
     def bytes(self) -> int:
@@ -73,7 +72,7 @@ class InTurn:
         return room.taken
 
 
-class Turns(Queues[Piece[W]]):
+class Turns(Queue[Piece[W]]):
     """Threads may share it. `piece` is how much work is taken at once.
 
     `places`: how many items may be taken and not `done`; 0: any number, and nobody calls `done`. A tenant gets another place
@@ -81,9 +80,8 @@ class Turns(Queues[Piece[W]]):
     """
 
     def __init__(self, limits: Limits, piece: int, now_ns: Callable[[], int], places: int = 0) -> None:
-        super().__init__((InTurn(),), limits)
+        super().__init__(InTurn(), limits)
         self._places, self._taken = places, Counter[Hashable]()  # by tenant: places that it has
-        (self._queue,) = self._queues
         self._piece = piece
         self._now_ns = now_ns
         self._changed = threading.Condition()
@@ -115,8 +113,8 @@ class Turns(Queues[Piece[W]]):
                 return None
             expired, taken = self._expired(), list[Piece[W]]()
             if len(self):
-                chosen = self._queue.select(0, Capacity(self._piece, most, 1), is_idle=True, among=self._with_place())
-                taken = self._queue.serve(chosen.indexes)
+                chosen = self.select(0, Capacity(self._piece, most, 1), is_idle=True, among=self._with_place())
+                taken = self.serve(chosen.indexes)
                 if self._places:
                     self._taken.update(piece.tenant for piece in taken)
             return _items(taken), expired
@@ -137,8 +135,8 @@ class Turns(Queues[Piece[W]]):
     def check(self) -> None:
         """Passes a piece through the queue, beside its limits and turns. Raises what the queue raises."""
         with self._changed:
-            self._queue.add([Piece[Any](None, None, 1, 0)])
-            self._queue.remove(np.array([len(self) - 1]))
+            self.add([Piece[Any](None, None, 1, 0)])
+            self.remove(np.array([len(self) - 1]))
 
     def close(self) -> None:
         """Refuses new items. Waiting items are still taken."""
@@ -153,13 +151,13 @@ class Turns(Queues[Piece[W]]):
 
     def _with_place(self) -> Array | None:
         """Returns the indexes of pieces whose tenants may have another place; None: all."""
-        free, columns = self._places - self._taken.total(), self._queue.columns
+        free, columns = self._places - self._taken.total(), self.columns
         full = [columns.number_of(tenant) for tenant, taken in self._taken.items() if taken >= free]
         full = [number for number in full if number is not None]
         return np.flatnonzero(~np.isin(columns.tenant, full)) if full else None
 
     def _expired(self) -> list[W]:
-        return _items([piece for _, late in self._late(self._now_ns(), predicts=False) for piece in late])
+        return _items(self.late(self._now_ns(), predicts=False))
 
 
 def _items(pieces: Sequence[Piece[W]]) -> list[W]:

@@ -24,7 +24,6 @@ class SimulatedText:
     priority: int = 0
     slot_key: Hashable = 0
     tenant: int = 0
-    backbone: int = 0
     number: int = 0  # index in the arrivals
     request: Any = None  # set by the server that it goes to
 

@@ -136,13 +136,12 @@ class Server:
         self._now = 0
         self._computing: deque[tuple[StagedBatch, int]] = deque()  # batches, and when they end
         self._clock = [0] * machine.stages  # when each stage is free
+        self.beside: Sequence[Server] = ()  # those that compute on the same devices
         self._staged: tuple[StagedBatch, int] | None = None  # a batch, and when it will be ready
-        backbones = [computes_nothing(machine.stages)] * len(scheduler.costs)
+        served = computes_nothing(machine.stages)
         batches = InFlight(machine.capacity.in_flight, 0)
         taken: Any = scheduler  # its texts stand for those of the engine
-        self._encoder = Encoder(
-            taken, machine.capacity, backbones, nullcontext(), lambda: None, batches, now_ns=lambda: self._now
-        )
+        self._encoder = Encoder(taken, machine.capacity, served, nullcontext(), lambda: None, batches, now_ns=lambda: self._now)
 
     def next(self, now: int) -> int:
         """Returns when the next event is, or NEVER."""
@@ -200,9 +199,23 @@ class Server:
         self.outcome.busy_ns += int(sum(took) / len(took))
         at = self._now
         for stage, own in enumerate(max(1, int(own)) for own in took):
-            at = self._clock[stage] = max(at, self._clock[stage]) + own
+            at = max(at, self._clock[stage])
+            own += self._shared_ns(stage, at, own)
+            at = self._clock[stage] = at + own
             staged.computing_ns.append(own)
         self._computing.append((staged, at))
+
+    def _shared_ns(self, stage: int, at: int, own: int) -> int:
+        """Returns how much longer a stage takes, and delays those beside it: while two compute, each has half of the time."""
+        longer = 0
+        for other in self.beside:
+            both = min(other._clock[stage] - at, own)
+            if both > 0:
+                longer += both
+                other._clock[stage:] = [clock + both for clock in other._clock[stage:]]
+                staged, end = other._computing.pop()
+                other._computing.append((staged, end + both))
+        return longer
 
 
 def computes_nothing(stages: int) -> Any:

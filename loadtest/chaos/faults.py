@@ -58,7 +58,7 @@ class Unable(Exception):
 
 
 def faults(victim: ServedCopy) -> list[Fault]:
-    models = [f"{victim.backbone}-lookup", upper_of(victim.repository, victim.backbone)]
+    models = [f"{victim.backbone}-lookup", upper_of(victim.backbone)]
     decoders = [path for path in victim.repository.glob(f"*/1/{EXPORTED_CONFIG}") if BackboneConfig.load(path).is_decoder]
     parts = [*models, *victim.models[1:], ENGINE, *[DECODER] * bool(decoders), SERVER]
     kill = [Fault(f"kill {part}", _signalled(part, signal.SIGKILL)) for part in parts]

@@ -119,7 +119,7 @@ class Node:
 
     def run(self, load: Arrivals) -> tuple[Array, Array]:
         """Returns the latency of each text, and how long each lane computed, in ms."""
-        scheduler: Scheduler[SimulatedText] = Scheduler([policy(f"length_aware:bin={BIN}")], Limits(10**7, 10**12))
+        scheduler: Scheduler[SimulatedText] = Scheduler(policy(f"length_aware:bin={BIN}"), Limits(10**7, 10**12))
         capacity = Capacity(self.texts * LONGEST, self.texts, self.texts, GROUPS)
         places = -(-GROUPS * self.students // DEVICES)  # of a lane: what Eq. 6 gives each device
         free_ns, busy_ms = [[0] * places for _ in range(DEVICES)], np.zeros(DEVICES)

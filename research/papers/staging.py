@@ -55,7 +55,7 @@ def staging(*, size: ModelSize = "minilm", tokens: Tokens = 32, seconds: Positiv
         forms = cycle(looked_up(Backbone(folder), texts_of(SIZES[size], [tokens] * 4 * TENANTS)))
         running: dict[str, tuple[EncoderService, Driver]] = {}
         for name in WAYS:
-            service = EncoderService([(folder, settings)])
+            service = EncoderService(folder, settings)
             stack.callback(service.close)
             change(service, name)
             running[name] = service, (driver := service.driven())
@@ -70,7 +70,7 @@ def staging(*, size: ModelSize = "minilm", tokens: Tokens = 32, seconds: Positiv
 
 def change(service: EncoderService, way: str) -> None:
     """Makes a service stage its batches in another way: a step waits until the engine is free, or nothing is staged ahead."""
-    (own,) = service.served
+    own = service.served
     if way == "synchronous":
         _one_after_the_other(service.encoder)
     if late := {"no_retrieval": "retrieve", "no_swapping": "swap"}.get(way):

@@ -103,7 +103,7 @@ class Setting:
         capacity = Capacity(tokens, self.rows if packing == "naive" else tokens, tokens)
         texts_per_s = self.rate * full / MEAN / ((COST.call + COST.token * full) / 1e9)
         load = Stream(texts_per_s, self.seconds, Lengths(MEAN, self.variance), self.deadlines_ms).draw(SEED)
-        scheduler = Scheduler([chooses], UNBOUNDED, commit_ns=0)
+        scheduler = Scheduler(chooses, UNBOUNDED, commit_ns=0)
         stages = one_stage(batch_time(packing, self.row_tokens, self.slot_tokens))
         outcome = simulate_one(scheduler, SimulatedEngine(stages, capacity), load)
         return {

@@ -22,7 +22,7 @@ from tests.tasks import TENANTS, expected_confidence, expected_logits, question,
 BACKBONES = {  # of each server, with their precision
     "toy": {"toy": "fp32", "tasks": "fp32"},
     "precisions": {"bf16": "bf16", "int8": "int8"},
-    "group": {"toy": "fp32", "deep": "fp32"},  # one engine, of two stages
+    "group": {"toy": "fp32", "deep": "fp32"},  # two engines, of two stages each
 }
 OUTPUTS = ("LABEL", "SPAN", "LOGITS", "CONFIDENCE")
 pytestmark = pytest.mark.slow

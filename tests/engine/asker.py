@@ -42,7 +42,7 @@ class Asker:
         settings = replace(EncoderSettings.read({**PARAMETERS, **changes}), stages=stages)
         self.backbone = Backbone(folder, state)
         self.lookup = Lookup(self.backbone)
-        self.service = EncoderService([(folder, settings)], state)
+        self.service = EncoderService(folder, settings, state)
         self.driver = self.service.driven()
         self.answers = []
         self._arrived = threading.Condition()

@@ -125,7 +125,7 @@ def test_texts_that_leave_are_answered_before_the_others_and_keep_their_answers_
             assert [len(world.answers[number]) for number in (leaver, stayer)] == [1, 0]
             raise errors.pop()
 
-    (served,) = world.service.served
+    served = world.service.served
     served.engine.after_layers(fail)
     world.run_all()
     answers = [world.answers[number][0] for number in (leaver, stayer, both)]
@@ -148,7 +148,7 @@ def test_audited_texts_have_the_full_stacks_answer(small, expected):
         np.testing.assert_allclose(rows.logits, expected("fp32", tenant, text), atol=1e-3)
         assert rows.level == (1 + LAYERS if tenant not in ("number", "echo") else 1)
     asker.close()
-    (served,) = asker.service.served
+    served = asker.service.served
     assert {tenant for tenant, _ in served.engine.exit_audit.agreements()} == {tenant.id for tenant in TENANTS[:-2]}
 
 

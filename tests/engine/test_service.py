@@ -5,16 +5,16 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 
-from builder.store.store import TenantVersion
-from hplm.engine.backbone import Backbone
+from hplm.engine.backbone import Backbone, own_threads
 from hplm.engine.service import TICKET_SECONDS, EncoderService
 from hplm.engine.settings import EncoderSettings
-from hplm.errors import Draining, InvalidInput, NoTenant, QueueFull
+from hplm.errors import Draining, NoTenant, QueueFull
 from hplm.lookup.lookup import Lookup, LookupRequest
-from testing.toy import WORDS, make_chat
+from hplm.model.cpu import apart
+from testing.toy import WORDS
 from tests.engine.asker import PARAMETERS, Asker, texts_of
-from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +46,24 @@ def test_words_without_a_token_have_their_rows_and_cost_the_engine_nothing(asker
     assert nothing.labels == ["", ""] and (nothing.logits == 0).all()
 
 
-def test_a_decoder_among_backbones_is_refused(toy, tmp_path):
-    chat = make_chat(tmp_path, [TenantVersion("writer", 1, "root", 1, "generate", [], 0)])
-    with pytest.raises(InvalidInput, match=mentioning("'chat'", "decoder", "'backbones'")):
-        EncoderService([(folder, EncoderSettings.read(PARAMETERS)) for folder in (toy.folder, chat.folder)])
+@pytest.mark.parametrize(("cores", "backbones", "threads"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (1, 2, 1)])
+def test_an_engine_without_a_number_of_threads_has_its_part_of_the_cores(tmp_path, monkeypatch, cores, backbones, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    folders = [tmp_path / f"b{number}/1" for number in range(backbones)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "tenants.json").touch()
+    (tmp_path / "b0-upper/1").mkdir(parents=True)
+    assert [own_threads(folder) for folder in folders] == [threads] * backbones
+
+
+def test_a_number_of_threads_that_is_named_holds_and_0_means_a_part_of_the_cores(toy, monkeypatch):
+    monkeypatch.setattr("hplm.engine.service.own_threads", lambda folder: 3 if folder == toy.folder else 0)
+    for given, threads in (("0", 3), ("2", 2)):
+        settings = EncoderSettings.read({**PARAMETERS, "threads": given})
+        service = apart(lambda settings=settings: EncoderService(toy.folder, settings))
+        service.close()
+        assert service.threads == threads
 
 
 FRAME = {  # the tenant of each request, its age in seconds, what its head says, and why it is refused
@@ -77,22 +91,20 @@ def test_each_request_of_a_frame_gets_one_answer_whichever_step_refuses_it(toy):
             pass
 
     outbox, backbone = Kept(list), Backbone(toy.folder)
-    service, view = (
-        EncoderService([(toy.folder, EncoderSettings.read({**PARAMETERS, "queue_texts": "2"}))], None, outbox),
-        backbone.view,
-    )
+    service = EncoderService(toy.folder, EncoderSettings.read({**PARAMETERS, "queue_texts": "2"}), None, outbox)
+    view = backbone.view
     passed, waited_ns = [], 10**12  # at the front door
     for number, (name, (tenant, seconds, changes, _)) in enumerate(FRAME.items()):
         request = LookupRequest(view, view.snapshot.find(tenant), [WORDS[0]])
         arrival = {"arrival_ns": time.monotonic_ns() - seconds * 10**9 - waited_ns, "waited_ns": waited_ns}
         request.head = request.head._replace(**arrival, **changes)
         (form,) = Lookup(backbone).read([request])
-        passed.append((number, 0, 1, name, form[:9] if name == "cut off" else form))
+        passed.append((number, 1, name, form[:9] if name == "cut off" else form))
     service.take(iter(passed))
-    assert len(service.served[0].quotas) == 1, "a refused request is in flight, or a good one is not"
+    assert len(service.served.quotas) == 1, "a refused request is in flight, or a good one is not"
     service.encoder.compute(service.encoder.prepare())
     for number, (name, (*_, error)) in enumerate(FRAME.items()):
         (answer,) = outbox[number]
         assert type(answer) is error if error else len(answer) == 1, name
-    assert not len(service.served[0].quotas)
+    assert not len(service.served.quotas)
     service.close()

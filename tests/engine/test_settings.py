@@ -1,12 +1,10 @@
 """Settings of operators are checked, and errors name the parameter."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from hplm.engine.engine import resolve_precision
-from hplm.engine.settings import AUTO_ON_CPU, EncoderSettings, read_all
+from hplm.engine.settings import AUTO_ON_CPU, EncoderSettings
 from hplm.errors import InvalidInput
 from tests.engine.asker import PARAMETERS
 from tests.support.message import mentioning
@@ -23,10 +21,6 @@ REFUSED = [
     ({"stages": "0-1@cpu:0 0-1@cpu:1"}, ["order"]),
     ({"device": "cuda", "stages": TWO}, []), ({"threads": "2", "stages": TWO}, []),
     ({"slots": "2", "stages": TWO}, []),
-    ({"backbones": "a b a"}, ["'a b a'", "once"]), ({"backbones": "a ../b"}, ["'a ../b'"]),
-    ({"stages": TWO, "backbones": "a b"}, ["1 backbones", "a, b", "semicolon"]),
-    ({"stages": f"{TWO}; 0-3@cpu:0", "backbones": "a b"}, ["same devices"]),
-    ({"stages": f"{TWO}; 0-1@cpu:1 2-3@cpu:0", "backbones": "a b"}, ["same order"]),
 ]  # fmt: skip
 
 
@@ -39,7 +33,7 @@ def two_cores(monkeypatch):
 def test_parameters_that_make_no_sense_are_refused_by_name(changed, named):
     name, value = next(iter(changed.items()))
     with pytest.raises(InvalidInput, match=mentioning(name, *(named or [f"'{value}'"]))):
-        read_all({**PARAMETERS, "backbone": "a", **changed})
+        EncoderSettings.read({**PARAMETERS, **changed})
 
 
 def test_auto_is_on_a_cpu_what_was_measured_at_the_export():
@@ -51,15 +45,3 @@ def test_eight_bits_are_refused_on_a_gpu():
     with pytest.raises(InvalidInput, match=mentioning("int8", "cuda")):
         resolve_precision("int8", torch.device("cuda"))
     assert not resolve_precision("bf16", torch.device("cuda"), auto_on_cpu="int8").eight_bits
-
-
-def test_the_settings_of_several_backbones_differ_in_their_stages_alone():
-    given = {**PARAMETERS, "backbone": "a", "backbones": "a b", "stages": "0-1@cpu:0 2-3@cpu:1; 0-4@cpu:0 5-5@cpu:1"}
-    found = read_all(given)
-    assert [[(stage.first, stage.last) for stage in own.stages] for own in found.values()] == [
-        [(0, 1), (2, 3)],
-        [(0, 4), (5, 5)],
-    ]
-    assert replace(found["a"], stages=()) == replace(found["b"], stages=())
-    assert [own.stages for own in read_all({**given, "stages": ""}).values()] == [(), ()]
-    assert list(read_all({**PARAMETERS, "backbone": "a"})) == ["a"]

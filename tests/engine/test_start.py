@@ -36,10 +36,10 @@ def test_the_first_answers_are_of_what_changed_while_the_engine_opened(toy, tmp_
             return open_engine(backbone, settings)
 
         monkeypatch.setattr(served, "open_engine", open_late)
-        service = EncoderService([(toy.folder, EncoderSettings.read(PARAMETERS))], place)
+        service = EncoderService(toy.folder, EncoderSettings.read(PARAMETERS), place)
         stack.callback(service.close)
         with pytest.raises(NoTenant):
-            service.served[0].backbone.view.snapshot.find("acme")
+            service.served.backbone.view.snapshot.find("acme")
 
 
 def test_a_server_with_a_read_only_volume_takes_each_change_and_no_manager_waits_for_it(toy, tmp_path, monkeypatch):

@@ -57,9 +57,9 @@ class World:
         settings = replace(EncoderSettings.read(parameters), stages=stages)
         with patch("hplm.engine.service.Scheduler", self._made):
             self.service = EncoderService(
-                [(folder, settings)], device_failed=self._device_failed, shown=self._shown, now_ns=self.clock
+                folder, settings, device_failed=self._device_failed, shown=self._shown, now_ns=self.clock
             )
-        (self._served,) = self.service.served
+        self._served = self.service.served
         self._encoder = self.service.encoder
         self.names = ["prepare", *(f"compute {stage + 1}" for stage in range(len(self.waiting))), "expire"]
         served = self._served
@@ -75,7 +75,7 @@ class World:
 
     @property
     def cost(self):
-        return self._line.costs[0]
+        return self._line.cost
 
     # Faults.
 

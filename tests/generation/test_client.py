@@ -33,7 +33,7 @@ class Engine:
 
 @pytest.fixture
 def client(tmp_path):
-    client = DecoderClient([tmp_path / "1"], {}, None, [Meter()], Engine)
+    client = DecoderClient(tmp_path / "1", {}, None, Meter(), Engine)
     yield client
     client.close()
 

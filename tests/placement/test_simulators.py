@@ -115,6 +115,23 @@ def test_admission_refuses_only_what_the_stages_cannot_answer_in_time():
     assert admitting.share > max(0.9, taking_all.share)
 
 
+def test_the_engines_of_a_group_share_its_devices():
+    """A backbone gets its part of a core that both need, and one of several cores, also while the other is idle."""
+    trace = trace_of(TWO, 100.0, 6.0, cv=1.0, scale=6.0)
+    apart = [group_of(TWO, name, (f"cpu:{name}",), name) for name in TWO.backbones]
+    both = group_of(TWO, "g", ("cpu:0",), "b0", "b1")
+    alone, shared = simulate(apart, TWO, trace, ServerSettings()), simulate([both], TWO, trace, ServerSettings())
+    assert shared.share < 0.85 * alone.share and shared.busy_ns[0] < 1.1e9 * trace.seconds
+    assert min(shared.by_unit.values()) > 0.5
+    light, cores = trace_of(TWO, 5.0, cv=1.0, scale=20.0), ("cpu:0", "cpu:1")
+    one, two = (
+        simulate([group_of(TWO, "g", cores, *own, intra=2)], TWO, light, ServerSettings()) for own in (["b0"], ["b0", "b1"])
+    )
+    assert one.by_unit["b0/law"] == two.by_unit["b0/law"] == 1
+    mean_ms = [(own.end_ns - light.arrival_ns)[light.unit == light.names.index("b0/law")].mean() / 1e6 for own in (one, two)]
+    assert mean_ms == pytest.approx([0.1 + 0.6 * 8, 0.1 + 2 * 0.6 * 8], rel=0.1)
+
+
 def test_settings_of_servers_are_read_as_in_their_configuration():
     parameters = {"commit_ms": "earliest", "batch_ms": "7", "batch_texts": "3", "admission": "false"}
     assert ServerSettings.of(parameters) == ServerSettings(commit_ns=None, batch_ns=7_000_000, batch_texts=3, admission=False)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hplm.engine.encoder_client import EncoderClient
 from hplm.metrics.meter import Outcomes
-from hplm.process.channel import Beat, Beaten, Begin, Channel, Ready, Shutdown, requests_in
+from hplm.process.channel import Beat, Begin, Channel, Ready, Shutdown, requests_in
 from hplm.process.client import Pending
-from hplm.process.in_flight import InFlight, InFlightEntry, number_of
+from hplm.process.in_flight import InFlight, InFlightEntry
 from hplm.process.worker import STUCK_SECONDS, Workers
 from hplm.request.answers import Outputs, Reply, packed, strings
 from hplm.request.form import TicketHead, read_head, write
@@ -53,7 +53,7 @@ class Engine:
                 if starts:
                     self.channel.send(Ready())
             elif isinstance(message, bytearray):
-                self.has |= {number: name for number, _, _, name, _ in requests_in(message)}
+                self.has |= {number: name for number, _, name, _ in requests_in(message)}
             elif isinstance(message, Shutdown) and not self._world.is_stubborn:
                 self.answer(*self.has)
                 self.end()
@@ -73,16 +73,16 @@ class Engine:
 
     def beat(self, busy_s: float) -> None:
         """Says how long a thread has been at one piece of work."""
-        self.channel.send(Beat([Beaten({}, {})], busy_s))
+        self.channel.send(Beat({}, {}, busy_s))
 
     def miscount(self) -> None:
         """Says counts that nobody can take."""
-        self.channel.send(Beat([Beaten(None, None)], 0.0))
+        self.channel.send(Beat(None, None, 0.0))
 
     def show(self, *numbers: int, computes: bool = True) -> None:
         """Notes requests as computed or, before that, as staged, until the engine ends."""
         of = {number: self.has[number] for number in numbers}
-        entries = [InFlightEntry(number, number_of(0, uid_of(name)), name.split()[0]) for number, name in of.items()]
+        entries = [InFlightEntry(number, uid_of(name), name.split()[0]) for number, name in of.items()]
         self.shown.enter("batch", [entry.packed() for entry in entries])
         if computes:
             self.shown.compute("batch")
@@ -171,7 +171,7 @@ class World:
         self.starts, self.wait_fails, self.popen_fails = True, None, None
         self.meter, self.counted, self.clock = Outcomes(), Counter(), Clock(time.time())
         workers = partial(Workers, popen=self._start)
-        self.client = EncoderClient([folder / "1"], {}, None, [self.meter], soon_s, workers, self.clock)
+        self.client = EncoderClient(folder / "1", {}, None, self.meter, soon_s, workers, self.clock)
         self.workers = self.client.workers
 
     def _start(self, command, pass_fds, **_) -> Engine:

@@ -22,7 +22,7 @@ from hplm.engine.service import EncoderService, open_service
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
 from hplm.lookup.lookup import Lookup, LookupRequest
-from hplm.metrics.meter import Meter
+from hplm.metrics.meter import Outcomes
 from hplm.metrics.names import WAITING_TEXTS
 from hplm.process import host
 from hplm.process.channel import DEVICE_FAILED, Apart, Beat, Begin, Channel, Shutdown, request_parts
@@ -70,7 +70,7 @@ STEPS = ["stage", "run"]  # when a batch is staged, and when it is computed
 
 def held_at(step, hold, *given, **changes):
     asker = Asker(*given, **changes)
-    (served,) = asker.service.served
+    served = asker.service.served
     served.stager, served.engine = Held(served.stager, step, hold), Held(served.engine, step, hold)
     return asker
 
@@ -79,7 +79,7 @@ def test_a_request_divides_its_work_among_as_many_cores_as_it_is_told(toy):
     """`tests/test_way.py` shows that a lone request is answered by the thread that computes."""
     seen, before = set(), torch.get_num_threads()
     asker = Asker(toy.folder, threads="3")
-    asker.service.served[0].engine.after_layers(lambda: seen.add(torch.get_num_threads()))
+    asker.service.served.engine.after_layers(lambda: seen.add(torch.get_num_threads()))
     asker.wait(asker.ask("acme", [WORDS[0]]))
     asker.close()
     torch.set_num_threads(before)  # as later tests would have had it
@@ -170,7 +170,7 @@ def test_each_batch_passes_all_stages_one_after_the_other():
 def test_a_message_that_cannot_be_read_ends_the_engine(toy):
     """Its requests would never be answered."""
     service, said, (ours, its) = (
-        EncoderService([(toy.folder, EncoderSettings.read(PARAMETERS))]),
+        EncoderService(toy.folder, EncoderSettings.read(PARAMETERS)),
         SimpleQueue(),
         socket.socketpair(),
     )
@@ -198,7 +198,7 @@ class Modelled:
         engine = host.Host(Channel(its.detach()), self._shown, opened, BEAT_S, self.codes.append)
         self._engine = threading.Thread(target=engine.run)
         self._engine.start()
-        self.channel.send(Begin([folder], {"backbone": "toy", **PARAMETERS}, None, Apart(frozenset(), frozenset())))
+        self.channel.send(Begin(folder, PARAMETERS, None, Apart(frozenset(), frozenset())))
         assert not self.channel.receive(PATIENCE).failure
         self._backbone = Backbone(folder)
 
@@ -209,7 +209,7 @@ class Modelled:
             own = LookupRequest(view, view.snapshot.find("acme"), [WORDS[0]])
             own.head = own.head._replace(arrival_ns=time.monotonic_ns(), **more)
             (form,) = Lookup(self._backbone).read([own])
-            parts += request_parts(number, 0, 1, "", form[:9] if number in cut else form)
+            parts += request_parts(number, 1, "", form[:9] if number in cut else form)
         self.channel.send_bytes(parts)
 
     def failures(self, count):
@@ -265,13 +265,11 @@ def test_an_error_while_counting_changes_no_heartbeat(modelled_by, look):
     """Nor does a count that cannot be pickled."""
 
     class Miscounting(EncoderService):
-        def meters(self):
-            for meter in super().meters():
-                meter.look = partial(look, meter)
-            return super().meters()
+        def driven(self, *given):
+            self.meter.look = partial(look, self.meter)
+            return super().driven(*given)
 
-    modelled = modelled_by(Miscounting)
-    assert [beaten.counts for beaten in modelled.beat().backbones] == [{}]
+    assert modelled_by(Miscounting).beat().counts == {}
 
 
 @pytest.mark.parametrize("generation", [0, 1])
@@ -282,7 +280,7 @@ def test_beats_tell_of_a_thread_that_is_kept_and_count_no_pause_of_all_processes
         class Kept(slow_to_open(hold)):
             def __init__(self, *given):
                 super().__init__(*given)
-                self.served[0].engine.after_layers(hold.pass_through)
+                self.served.engine.after_layers(hold.pass_through)
 
         modelled = modelled_by(Kept)
         modelled.ask(1, generation=generation)
@@ -315,7 +313,7 @@ def test_an_engine_whose_device_fails_ends_with_a_code_of_its_own(modelled_by):
     class Failing(EncoderService):
         def __init__(self, *given):
             super().__init__(*given)
-            self.served[0].engine.after_layers(fail)
+            self.served.engine.after_layers(fail)
 
     def fail():
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -333,4 +331,4 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(toy, monkeypatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     workers = partial(Workers, start_s=0.1)
     with pytest.raises(Broken, match=mentioning("does not start", "SIGKILL")):
-        EncoderClient([toy.folder], {"backbone": "toy", **PARAMETERS}, None, [Meter()], workers=workers)
+        EncoderClient(toy.folder, PARAMETERS, None, Outcomes(), workers=workers)

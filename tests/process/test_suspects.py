@@ -9,7 +9,7 @@ import pytest
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.process.channel import Apart
-from hplm.process.in_flight import LONGEST, InFlight, InFlightEntry, backbone_of, number_of, read
+from hplm.process.in_flight import LONGEST, InFlight, InFlightEntry, read
 from hplm.process.suspects import (
     CLEAN_ANSWERS,
     REFUSED_SECONDS,
@@ -81,24 +81,23 @@ def test_who_is_guilty_is_refused_for_a_while_and_each_time_for_twice_as_long():
     assert suspects.ended({"a"}, ends[-1] + 2 * REMEMBERED_SECONDS) is None, "it is still remembered"
 
 
-def test_tenants_are_apart_by_backbone_and_until_their_time_is_over():
-    clock, none = Clock(time.time()), Apart(frozenset(), frozenset())
-    meters, guilty = [Meter(), Meter()], number_of(1, 3)
-    of_two = Separation(meters, clock)
-    of_two.ended([InFlightEntry(7, guilty, "acme")])
-    assert of_two.apart == Apart(frozenset({guilty}), frozenset())
-    of_two.ended([InFlightEntry(8, guilty, "acme")])
-    assert of_two.apart == Apart(frozenset({guilty}), frozenset({guilty}))
-    assert [meter.take()[1][names.QUARANTINED_TENANTS, ()] for meter in meters] == [0, 1]
+def test_tenants_are_apart_until_their_time_is_over():
+    clock, meter, guilty, none = Clock(time.time()), Meter(), 3, Apart(frozenset(), frozenset())
+    separation = Separation(meter, clock)
+    separation.ended([InFlightEntry(7, guilty, "acme")])
+    assert separation.apart == Apart(frozenset({guilty}), frozenset())
+    separation.ended([InFlightEntry(8, guilty, "acme")])
+    assert separation.apart == Apart(frozenset({guilty}), frozenset({guilty}))
+    assert meter.take()[1] == {(names.SUSPECTED_TENANTS, ()): 1, (names.QUARANTINED_TENANTS, ()): 1}
     for clock.set_by in (-90_000, 90_000):
-        of_two.look()
-        assert of_two.apart.refused == {guilty}, "a wall clock that is set releases it"
+        separation.look()
+        assert separation.apart.refused == {guilty}, "a wall clock that is set releases it"
     clock.sleep(REFUSED_SECONDS)
-    of_two.look()
-    assert of_two.apart == Apart(frozenset({guilty}), frozenset())
+    separation.look()
+    assert separation.apart == Apart(frozenset({guilty}), frozenset())
     clock.sleep(REMEMBERED_SECONDS)
-    of_two.look()
-    assert of_two.apart == none
+    separation.look()
+    assert separation.apart == none
 
 
 PLACE = struct.Struct("<qqq")
@@ -117,16 +116,15 @@ def test_all_batches_that_have_not_left_are_read(memory):
     shown.enter("computed", [InFlightEntry(1, 1, "a").packed()])
     shown.enter("computing", [InFlightEntry(2, 2, "b").packed(), InFlightEntry(3, 2, "b").packed()])
     shown.leave("computed")
-    shown.enter("staged", [InFlightEntry(4, number_of(1, 1), "c").packed()])
-    assert sorted(read(memory)) == [InFlightEntry(2, 2, "b"), InFlightEntry(3, 2, "b"), InFlightEntry(4, number_of(1, 1), "c")]
-    assert [backbone_of(entry.tenant) for entry in sorted(read(memory))] == [0, 0, 1]
+    shown.enter("staged", [InFlightEntry(4, 5, "c").packed()])
+    assert sorted(read(memory)) == [InFlightEntry(2, 2, "b"), InFlightEntry(3, 2, "b"), InFlightEntry(4, 5, "c")]
     shown.compute("computing")
     shown.compute("computed")
     assert sorted(read(memory, staged=False)) == [InFlightEntry(2, 2, "b"), InFlightEntry(3, 2, "b")]
 
 
 def test_the_longest_marks_have_room(memory):
-    shown, longest = InFlight(2, 3, memory), InFlightEntry(2**63, number_of(2**10, 2**64 - 1), "x" * 64)
+    shown, longest = InFlight(2, 3, memory), InFlightEntry(2**63, 2**64 - 1, "x" * 64)
     assert len(longest.packed()) <= LONGEST
     for batch in range(2):
         shown.enter(batch, [longest.packed()] * 4)  # one more than was said

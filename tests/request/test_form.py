@@ -62,16 +62,16 @@ def test_it_is_read_as_it_was_written(texts, with_passages):
 
 def test_any_changed_byte_is_noticed():
     signed = bytes(form_of())
-    assert check(signed, [b"other", b"secret"]) == 1
+    check(signed, b"secret")
     for i in range(len(signed)):
         with pytest.raises(NoTenant):
-            check(signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :], [b"secret"])
+            check(signed[:i] + bytes([signed[i] ^ 1]) + signed[i + 1 :], b"secret")
 
 
 @pytest.mark.parametrize("forged", [b"", b"\1", bytes(HEAD_BYTES - 1), bytes(HEAD_BYTES), bytes(form_of()) + b"x"])
 def test_what_lookup_has_not_signed_is_refused(forged):
     with pytest.raises(NoTenant):
-        check(forged, [b"secret", b"other"])
+        check(forged, b"secret")
 
 
 @given(

@@ -27,7 +27,7 @@ def _text(deadline, tenant=0, tokens=10, now=0):
 
 
 def _scheduler(**options):
-    return Scheduler([policy("timely")], Limits(1000, 10**6), admission=True, **options)
+    return Scheduler(policy("timely"), Limits(1000, 10**6), admission=True, **options)
 
 
 def _full_batch(scheduler, now, took=FULL):
@@ -63,6 +63,13 @@ def _admitted(scheduler, deadline, now, tenant=0):
     pytest.fail("all were admitted")
 
 
+def test_what_an_engine_that_has_computed_nothing_would_need_is_not_guessed():
+    scheduler = _scheduler()
+    scheduler.offer([_text(0)], 0)
+    scheduler.started(scheduler.choose(ROOM, 0), 0)
+    scheduler.offer([_text(2, tokens=4000, now=1)], 1)  # it may be in time for all that is known
+
+
 def test_a_refusal_says_how_long_the_request_would_take():
     scheduler, now = _busy(waiting=1)
     with pytest.raises(DeadlineMissed, match=r"(?=.*\b2\d ms)(?=.*\b15 ms)"):
@@ -92,9 +99,9 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
     machine = SimulatedEngine(
         one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05
     )
-    scheduler = Scheduler([policy("timely")], Limits(count, 10**9), admission=True)
+    scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
     for _ in range(20):
-        scheduler.costs[0].observe(1024, 8, 0, batch)
+        scheduler.cost.observe(1024, 8, 0, batch)
     outcome = simulate_one(scheduler, machine, load)
     let_in = outcome.fate != REFUSED
     assert outcome.on_time.sum() / let_in.sum() > 0.95
@@ -135,7 +142,7 @@ def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
     scheduler, now = _scheduler(), 0
     for number in range(60):
         now = _full_batch(scheduler, now, FULL * (1 + 30 * (number % 3 == 0)))  # a busy machine
-    needed, deviation = scheduler.costs[0].predict(10, 1), scheduler.costs[0].deviation * scheduler.costs[0].predict(100, 10)
+    needed, deviation = scheduler.cost.predict(10, 1), scheduler.cost.deviation * scheduler.cost.predict(100, 10)
     assert deviation > FULL / 2 and not len(scheduler)
     scheduler.offer([_text(now + int(needed + deviation), now=now)], now)
 
@@ -143,7 +150,7 @@ def test_after_an_overload_of_uneven_batches_an_idle_engine_refuses_nothing():
 def test_a_batch_that_takes_long_counts_as_running():
     scheduler, now = _busy(waiting=0)
     for _ in range(60):  # batches take seconds by now
-        scheduler.costs[0].observe(100, 10, 0, 4 * 10**9)
+        scheduler.cost.observe(100, 10, 0, 4 * 10**9)
     for _ in range(10):
         scheduler.offer([_text(0, now=now)], now)
     batch = scheduler.choose(ROOM, now)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hplm.scheduling.columns import Columns, Numbers
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import FirstComeFirstServed
-from hplm.scheduling.queue import Queues
+from hplm.scheduling.queue import Queue
 from hplm.simulate.arrivals import SimulatedText
 
 
@@ -63,8 +63,8 @@ def test_a_text_whose_numbers_do_not_fit_is_not_added(wrong):
 
 
 def test_a_request_that_cannot_join_a_full_queue_costs_nobody_its_place():
-    queues, full = Queues([FirstComeFirstServed()], Limits(items=2, work=100)), SimulatedText(tokens=1, arrival_ns=0, tenant=1)
-    queues.offer([full, full], 0)
+    queue, full = Queue(FirstComeFirstServed(), Limits(items=2, work=100)), SimulatedText(tokens=1, arrival_ns=0, tenant=1)
+    queue.offer([full, full], 0)
     with pytest.raises(struct.error):
-        queues.offer([SimulatedText(tokens=1, arrival_ns=0, tenant=2, deadline_ns=2**63)], 0)
-    assert queues.abandon() == [full, full]
+        queue.offer([SimulatedText(tokens=1, arrival_ns=0, tenant=2, deadline_ns=2**63)], 0)
+    assert queue.abandon() == [full, full]

@@ -30,12 +30,10 @@ class Tenant:
 class Engine:
     """What cannot be computed waits. Tenants within their fair share of a batch are served first."""
 
-    def __init__(self, batch_ns=BATCH_NS, noise=0.0, slower=(1,)):
-        """`slower`: by backbone, which take turns, how many times as long its batches take."""
-        costs = [CostModel() for _ in slower]
-        for cost, times in zip(costs, slower, strict=True):
-            cost.terms = np.array([0, times * batch_ns / FULL, 0, 0])
-        self.governor, self._slower = Governor(costs), slower
+    def __init__(self, batch_ns=BATCH_NS, noise=0.0):
+        cost = CostModel()
+        cost.terms = np.array([0, batch_ns / FULL, 0, 0])
+        self.governor = Governor(cost)
         self.now = 0
         self.waits = defaultdict(int)
         self._batch_ns = batch_ns
@@ -55,20 +53,19 @@ class Engine:
                 rung = self.governor.rung_for(name, tokens, tenant.costs, self.now)
                 got[name].append(rung)
                 self.waits[name] += int(tokens * (tenant.truth or tenant.costs)[rung])
-            backbone = self._batches % len(self._slower)
-            self._compute(backbone)
-            self.now += self._batch_ns * self._slower[backbone]
+            self._compute()
+            self.now += self._batch_ns
             rungs.append(self.governor.rung)
         return got, rungs
 
-    def _compute(self, backbone):
+    def _compute(self):
         waited = sum(self.waits.values())
         share = fair_share(np.array(list(self.waits.values())), FULL)
         for name in self.waits:
             self.waits[name] = int(max(0, self.waits[name] - share))
         left = [SimulatedText(tokens=tokens, arrival_ns=0, tenant=name) for name, tokens in self.waits.items() if tokens]
         if waited:
-            self.governor.chosen((min(waited, FULL), 10, 0), [Columns(left)], waited > FULL, backbone, self.now)
+            self.governor.chosen((min(waited, FULL), 10, 0), Columns(left), waited > FULL, self.now)
 
 
 def _changes(rungs):
@@ -93,14 +90,9 @@ def test_calm_steps_up_one_rung_at_a_time():
     assert np.diff(steps).min() * BATCH_NS >= CALM * HORIZON_NS - BATCH_NS
 
 
-@pytest.mark.parametrize(
-    ("slower", "stays_at"),
-    [((1,), {0.65: 0, 0.75: 1, 1.2: 1, 1.35: 2, 1.9: 2, 2.1: 3}), ((1, 4), {0.6: 0, 0.85: 1, 1.1: 1, 1.5: 2, 1.8: 2, 2.3: 3})],
-)
-def test_no_step_up_would_use_more_than_the_bound(slower, stays_at):
-    """The capacity is that of the mean over the batches of all backbones."""
-    for load, rung in stays_at.items():
-        engine = Engine(slower=slower)
+def test_no_step_up_would_use_more_than_the_bound():
+    for load, rung in {0.65: 0, 0.75: 1, 1.2: 1, 1.35: 2, 1.9: 2, 2.1: 3}.items():
+        engine = Engine()
         engine.serve({"one": Tenant(4.0)}, 0.5)
         _, rungs = engine.serve({"one": Tenant(load)}, 30)
         assert rungs[-1] == rung, load

@@ -1,4 +1,4 @@
-"""The line of two backbones does what lists would do: limits, order, expiry, halves, who runs alone. Each text leaves once."""
+"""The line does what lists would do: limits, order, expiry, halves, who runs alone. Each text leaves once."""
 
 from collections import Counter, deque
 from itertools import count
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.errors import DeadlineMissed, Draining, QueueFull
+from hplm.scheduling.columns import NEVER
 from hplm.scheduling.cost import FIRST
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import OURS, policy
@@ -47,7 +48,7 @@ class Line:
     """A scheduler, and the lists that it must be like."""
 
     def __init__(self, name, admission, alone=frozenset()):
-        self.scheduler = Scheduler([policy(name), policy(name)], LIMITS, admission)
+        self.scheduler = Scheduler(policy(name), LIMITS, admission)
         self.order, self.admission = ORDERS.get(name) if not alone else None, admission
         self.scheduler.alone = alone
         self.now, self.offered = 1, 0
@@ -64,7 +65,6 @@ class Line:
 
     def offer(self, tenant, sizes, size, allowed_ms, priority):
         common = {"arrival_ns": self.now, "priority": priority, "tenant": tenant, "slot_key": tenant, "bytes": size}
-        common["backbone"] = tenant % 2
         texts = [
             SimulatedText(tokens=tokens, deadline_ns=ms and self.now + ms * MS, number=self.offered + i, **common)
             for i, (tokens, ms) in enumerate(zip(sizes, count(allowed_ms, allowed_ms)))
@@ -116,7 +116,6 @@ class Line:
         if len(self.running) >= ROOM.in_flight or {own.texts[0].tenant for own in self.running} & self.scheduler.alone:
             assert batch is None, "too many batches are in flight, or a tenant that runs alone has company"
             return
-        assert batch is None or {text.backbone for text in batch.texts} == {batch.backbone}
         in_flight = {text.tenant for own in (*self.running, *[batch] * (batch is not None)) for text in own.texts}
         assert len(in_flight) < 2 or not in_flight & self.scheduler.alone, "a tenant that runs alone has company"
         if self.halves:
@@ -133,8 +132,7 @@ class Line:
                 assert sum(text.tokens for text in chosen) <= ROOM.tokens and len(chosen) <= ROOM.texts
                 assert len({text.slot_key for text in chosen}) <= ROOM.tenants
             if self.order:
-                of_backbone = [text for text in waiting if text.backbone == batch.backbone]
-                assert chosen == filled(of_backbone, *self.order), "not in the order of the policy"
+                assert chosen == filled(waiting, *self.order), "not in the order of the policy"
             self.take_out(chosen)
         self.scheduler.started(batch, self.now)
         self.running.append(batch)
@@ -146,7 +144,7 @@ class Line:
         batch = self.running.popleft()
         texts = batch.texts
         if how == "drop":
-            self.scheduler.dropped(batch, self.now)
+            self.scheduler.dropped(batch)
         elif how == "halve" and self.scheduler.halve(batch, left := texts[-4:], self.now):  # the first may have left it
             assert len(texts) > 1 and not batch.is_half
             self.halves += [left[: len(left) // 2], left[len(left) // 2 :]] if len(left) > 1 else [left]
@@ -226,3 +224,13 @@ def test_a_request_that_is_refused_for_its_deadline_leaves_the_largest_tenant_th
     line.offer(6, [5] * 3, 1, 1, 0)
     assert line.waiting == waiting, "it is in time, and shows nothing"
     line.offer(6, [5], 1, 0, 0)  # displaces a text of tenant 2
+
+
+def test_the_oldest_waiting_text_is_known_also_when_its_batch_was_halved():
+    scheduler = Scheduler(policy("fcfs"), LIMITS)
+    scheduler.offer([SimulatedText(tokens=10, arrival_ns=3) for _ in range(2)], 3)
+    batch = scheduler.choose(ROOM, 4)
+    assert scheduler.waiting() == (0, 0, NEVER)
+    scheduler.offer([SimulatedText(tokens=10, arrival_ns=7, bytes=5)], 7)
+    assert scheduler.waiting() == (1, 5, 7)
+    assert scheduler.halve(batch, batch.texts, 10) and scheduler.waiting() == (3, 5, 3)

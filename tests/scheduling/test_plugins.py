@@ -64,7 +64,7 @@ def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
         def select(self, columns, start_ns, capacity, cost):
             return chosen()
 
-    scheduler = Scheduler([Unsound()], Limits(100, 10**6))
+    scheduler = Scheduler(Unsound(), Limits(100, 10**6))
     texts = [SimulatedText(tokens=10, arrival_ns=number) for number in range(3)]
     scheduler.offer(texts, 0)
     batch = scheduler.choose(Capacity(100, 100, 100), 0)
@@ -73,7 +73,7 @@ def test_a_forbidden_choice_of_a_policy_loses_no_text(chosen, caplog):
 
 
 def test_a_policy_of_another_package_hands_rows_over(installed):
-    scheduler = Scheduler([policy("in_rows:row_tokens=30")], Limits(100, 10**6))
+    scheduler = Scheduler(policy("in_rows:row_tokens=30"), Limits(100, 10**6))
     scheduler.offer([SimulatedText(tokens=tokens, arrival_ns=0) for tokens in (10, 40, 25, 20)], 0)
     batch = scheduler.choose(Capacity(100, 9, 9), 0)
     assert [text.tokens for text in batch.texts] == [10, 40, 25, 20]

@@ -18,9 +18,9 @@ def room(in_flight):
 
 def taught(stages_ns, texts=40, chooses=None, answering_ns=0):
     """Returns a scheduler with waiting texts, which has seen many batches that took so long in each stage."""
-    scheduler = Scheduler([chooses or policy("fcfs")], Limits(1000, 10**9), commit_ns=0, answering_ns=answering_ns)
+    scheduler = Scheduler(chooses or policy("fcfs"), Limits(1000, 10**9), commit_ns=0, answering_ns=answering_ns)
     for _ in range(20):
-        scheduler.costs[0].observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
+        scheduler.cost.observe(10, 1, 0, sum(stages_ns), stages_ns=stages_ns)
     scheduler.offer([SimulatedText(tokens=10, arrival_ns=0) for _ in range(texts)], 0)
     return scheduler
 
@@ -55,7 +55,7 @@ def test_a_batch_takes_the_sum_of_its_stages_however_long_it_waits_between_them(
         scheduler.started(batch, now)
         now += 500 * MS
         scheduler.finished(batch, now, stages_ns=[10 * MS, 30 * MS])
-    (cost,) = scheduler.costs
+    cost = scheduler.cost
     assert float(cost.predict(10, 1)) == pytest.approx(40 * MS, rel=0.1)
     assert cost.shares == pytest.approx([0.25, 0.75], rel=0.02) and cost.slowest == cost.shares[1]
 

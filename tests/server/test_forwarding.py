@@ -68,7 +68,7 @@ def test_the_longest_timeouts_are_forwarded_and_requests_beside_them(alias, back
 
 def test_a_probe_passes_through_the_queue(alias, monkeypatch):
     assert isinstance(probe(alias), dict)
-    monkeypatch.setattr(alias._line._queue, "add", lambda texts: {}[0])
+    monkeypatch.setattr(alias._line, "add", lambda texts: {}[0])
     assert probe(alias).startswith("[internal]")
 
 

@@ -188,7 +188,7 @@ def test_a_server_that_drains_refuses_and_ends_what_it_has_and_counts_no_probe(s
 def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(server):
     """The model's process stays, so every answer gets an error of ours: those in a step another one than those that wait."""
     eventually(lambda: not server.held)
-    killed, before = engine_of(server.server, "generation"), Scraped(server)
+    killed, before = engine_of(server.server, "chat"), Scraped(server)
     asked = [Asked(server, "a", "plain", LONG, stream=True)]
     asked[0].piece()
     os.kill(killed, signal.SIGSTOP)  # so that none ends before the others are there, however long that takes
@@ -199,7 +199,7 @@ def test_a_killed_decoder_ends_each_of_its_answers_once_and_another_one_serves(s
     assert said.total() == 12 and said.keys() <= {"crashed", "draining"}
 
     eventually(lambda: serves(server))
-    assert engine_of(server.server, "generation") not in (None, killed)
+    assert engine_of(server.server, "chat") not in (None, killed)
     scraped = settled(server, {"hplm_engine_restarts_total": 1}, before)
     lost = {word: scraped.of("hplm_lost_requests_total", outcome=word) for word in ("crashed", "draining")}
     assert lost["crashed"] == said["crashed"] and lost["draining"] >= said["draining"]  # none is, between two steps

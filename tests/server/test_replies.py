@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from hplm.errors import BY_WORD, Crashed, DeadlineMissed, Draining, Internal, OutOfCapacity
+from hplm.errors import BY_WORD, Crashed, DeadlineMissed, Draining, Internal, InvalidInput, OutOfCapacity
 from hplm.generation.request import LENGTH
 from hplm.lookup.service import LookupService
 from hplm.metrics import names
@@ -33,7 +33,7 @@ from tests.support.fake_triton import (
     model_of,
     with_fake_triton,
 )
-from tests.support.message import mentions
+from tests.support.message import mentioning, mentions
 from tests.support.servers import server_environment
 from tests.support.wait import PATIENCE
 
@@ -204,11 +204,20 @@ def test_a_ticket_that_upper_does_not_take_is_refused_and_counted_by_the_reason_
         model = module.TritonPythonModel()
         check = MagicMock(side_effect=Draining("soon"))
         model._client = MagicMock(workers=SimpleNamespace(check=check))
-        model._meters = [meter := Outcomes()]
-        model._secrets, model._held, model._has_journal = [b"ours"], Held("toy-upper"), True
+        model._meter = meter = Outcomes()
+        model._secret, model._held, model._has_journal = b"ours", Held("toy-upper"), True
         assert [said.partition("]")[0] for said in model.execute(requests)] == ["[invalid_input", "[no_tenant", "[draining"]
         model._held.close()
     assert meter.take()[0] == {(names.REQUESTS, ("", word)): 1 for word in ("invalid_input", "no_tenant")}
+
+
+def test_a_model_of_several_backbones_is_refused_with_the_way_to_write_it_again(toy):
+    """Upper models of groups once computed several."""
+    with with_fake_triton(fake_utilities(), "backends.replies", "backends.hplm_upper.model") as (_, module):
+        model = module.TritonPythonModel()
+        with pytest.raises(InvalidInput, match=mentioning("'toy deep'", "hplm place emit")):
+            model.initialize(arguments(toy.repository / "toy+deep-upper", {"backbones": "toy deep"}))
+        model._held.close()
 
 
 def test_only_requests_that_the_alias_has_forwarded_say_their_arrival_and_a_probe_is_answered_uncounted(toy, monkeypatch):

@@ -24,7 +24,7 @@ def batch_ns(lengths, places):
 
 
 def _run(given_policy, load, admission=False):
-    scheduler = Scheduler([policy(given_policy)], Limits(10**6, 10**9), admission, 0)
+    scheduler = Scheduler(policy(given_policy), Limits(10**6, 10**9), admission, 0)
     return simulate_one(scheduler, SimulatedEngine(one_stage(batch_ns), CAPACITY), load)
 
 
@@ -65,7 +65,7 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     load = Arrivals.together([flood, quiet])
     waits, longest = {}, {}
     for batch_ns in (0, 50_000_000):
-        scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), batch_ns=batch_ns)
+        scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), batch_ns=batch_ns)
         outcome = simulate_one(scheduler, SimulatedEngine(slow, Capacity(4096, 4096, 4096)), load)
         assert outcome.answered.all()
         waits[batch_ns] = np.median((outcome.answered_ns - load.at_ns)[load.tenant == 1])
@@ -78,7 +78,7 @@ def _bounded(deadline_ms, seconds=4.0):
     """Twenty tenants offer twice what an engine can do that takes 40 ms for a batch, and 5 ms for each of its texts."""
     slow = one_stage(lambda lengths, places: 40e6 + 5e6 * len(lengths))
     load = Stream(300.0, seconds, Lengths(40, 0), allowed_ms=deadline_ms, tenants=range(20)).draw(5)
-    scheduler = Scheduler([policy("timely")], Limits(10**6, 10**9), True, batch_ns=25_000_000)
+    scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), True, batch_ns=25_000_000)
     return simulate_one(scheduler, SimulatedEngine(slow, Capacity(4096, 4096, 4096)), load)
 
 
@@ -106,7 +106,7 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
             rungs.append(self.governor.rung_for(texts[0].tenant, texts[0].tokens, (1.0, 0.55, 0.35, 0.25), now_ns))
             return super().offer(texts, now_ns)
 
-    scheduler = Asking([policy("timely")], Limits(10**6, 10**9), True, 0)
+    scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
     simulate_one(scheduler, SimulatedEngine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
     assert min(rungs[len(load) // 2 :]) >= 2
 
@@ -114,7 +114,7 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
 def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_other():
     load = Stream(1.0, 1.0, allowed_ms=(6.5, 6.5)).draw(0)
     machine = SimulatedEngine(one_stage(lambda lengths, places: 4e6), CAPACITY, staging_ns=2_000_000, answering_ns=1_000_000)
-    outcome = simulate_one(Scheduler([policy("timely")], Limits(10**6, 10**9)), machine, load)
+    outcome = simulate_one(Scheduler(policy("timely"), Limits(10**6, 10**9)), machine, load)
     assert (outcome.started_ns - load.at_ns).tolist() == [2_000_000]
     assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
 
@@ -122,10 +122,10 @@ def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_ot
 def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it():
     zeros, capacity = np.zeros(20, np.int64), replace(CAPACITY, in_flight=3)
     machine = SimulatedEngine(lambda texts, places: [1e6, 3e6], capacity, stages=2)
-    scheduler, ends = Scheduler([policy("fcfs")], Limits(10**6, 10**9)), []
+    scheduler, ends = Scheduler(policy("fcfs"), Limits(10**6, 10**9)), []
     finished = scheduler.finished
     scheduler.finished = lambda batch, now, *learned: ends.append(now) or finished(batch, now, *learned)
     outcome = simulate_one(scheduler, machine, Arrivals(zeros, zeros + capacity.tokens, zeros, zeros, zeros))
     assert ends == outcome.answered_ns.tolist() == [10**6 + 3 * 10**6 * batch for batch in range(1, 21)]
     assert outcome.started_ns.tolist() == [0, 10**6, 2 * 10**6, *ends[:-3]]
-    assert scheduler.costs[0].shares == pytest.approx([0.25, 0.75])
+    assert scheduler.cost.shares == pytest.approx([0.25, 0.75])

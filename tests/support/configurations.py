@@ -86,7 +86,7 @@ def _precisions(folder: Path) -> Built:
 
 
 def _group(folder: Path) -> Built:
-    """A group of a placement: two backbones in one engine of two stages, without the tenants of the domain `law`."""
+    """A group of a placement: two backbones, each with an engine of two stages, without the tenants of the domain `law`."""
     repository, stores = make_two(folder)
     cores = [f"cpu:{core}" for core in (sorted(os.sched_getaffinity(0)) * 2)[:2]]
     placement = placement_of_two(repository, tuple(cores), CUT)

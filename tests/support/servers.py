@@ -282,9 +282,8 @@ def kill_model(server: TritonServer, model: str) -> None:
     os.kill(stub.pid, signal.SIGKILL)
 
 
-def engine_of(server: TritonServer, room: str = "engine") -> int | None:
-    """Returns the process id of a server's engine; None if there is none. `room`: `generation` has that of decoders."""
+def engine_of(server: TritonServer, model: str = "toy-upper") -> int | None:
+    """Returns the process id of a model's engine, which the model's process has started; None if there is none."""
+    parents = {str(stub.pid) for stub in stubs(server.pid or 0) if stub.model == model}
     members = process_group.members(server.pid) if server.pid is not None else []
-    return next(
-        (pid for pid in members if any(word.startswith(f"hplm.{room}.") for word in process_group.arguments(pid))), None
-    )
+    return next((pid for pid in members if process_group.facts(pid)[1] in parents), None)

@@ -169,7 +169,7 @@ def test_the_service_counts_texts_and_tokens(toy, tmp_path, clock):
     tenants = [replace(one, **rates.get(one.id, {})) for one in snapshot.tenants]
     Snapshot(0, snapshot.branches, tenants, snapshot.export).save(folder / "tenants.json")
     asker = Asker(folder)
-    asker.service.served[0].quotas = Quotas(clock.monotonic)
+    asker.service.served.quotas = Quotas(clock.monotonic)
     asker.wait(asker.ask("acme", [" ".join(WORDS[:3])] * 2))  # two texts with five tokens each
     asker.wait(asker.ask("acme", [WORDS[0]]))
     with refusing(Quota, 11, "tokens"):

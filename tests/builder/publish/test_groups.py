@@ -23,7 +23,6 @@ from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.directory import Directory
 from hplm.tenants.manager import Manager
-from hplm.tenants.models import upper_of
 from hplm.tenants.snapshot import Snapshot
 from testing.reference import Reference
 from testing.toy import CONFIG, SERVED, WORDS, make_chat
@@ -164,16 +163,27 @@ def copied(repository, folder):
     return shutil.copytree(repository, folder / "repository", copy_function=copy)
 
 
-def test_a_group_of_several_backbones_has_one_engine_for_all(two, tmp_path):
-    (found,) = emit(placement_of_two(two, ("cpu:4", "cpu:2"), BOTH_CUT), two, tmp_path / "groups")
-    group = found.repository
-    assert {path.name for path in group.iterdir()} == {*("hplm", "toy", "toy-lookup", "deep", "deep-lookup", "toy+deep-upper")}
-    text = (group / "toy+deep-upper/config.pbtxt").read_text()
-    assert 'name: "toy+deep-upper"' in text and "# toy+deep-upper: " in text and "toy-upper" not in text
-    parameters = parameters_of(group / "toy+deep-upper/config.pbtxt")
-    assert (parameters["backbones"], parameters["stages"]) == ("toy deep", "0-0@cpu:4 1-1@cpu:2; 0-1@cpu:4 2-3@cpu:2")
-    assert {upper_of(group, name) for name in ("toy", "deep")} == {"toy+deep-upper"} and upper_of(two, "toy") == "toy-upper"
-    assert found.tenants == 2 * len(SERVED)
+def test_a_group_of_several_backbones_has_an_engine_for_each(two, tmp_path):
+    repository = copied(two, tmp_path)
+    (repository / "deep-upper/config.pbtxt").write_text(with_slots((two / "deep-upper/config.pbtxt").read_text(), "9"))
+    (found,) = emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, tmp_path / "groups")
+    names = [f"{name}{part}" for name in ("toy", "deep") for part in ("", "-lookup", "-upper")]
+    assert {path.name for path in found.repository.iterdir()} == {"hplm", *names}
+    for name, stages, slots in (("toy", "0-0@cpu:4 1-1@cpu:2", "4"), ("deep", "0-1@cpu:4 2-3@cpu:2", "9")):
+        parameters = parameters_of(found.repository / f"{name}-upper/config.pbtxt")
+        assert parameters.items() >= {"backbone": name, "stages": stages, "slots": slots}.items()
+        assert "$" not in (found.repository / f"{name}-upper/config.pbtxt").read_text()
+    assert found.tenants == 2 * len(SERVED) and "taskset -c 4,2 " in found.command
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (4, "2"), (5, "2")])
+def test_the_backbones_of_a_group_divide_its_cores(two, tmp_path, cores, threads):
+    devices = tuple(f"cpu:{core}" for core in range(cores))
+    placement = placement_of_two(two, devices, WHOLE)
+    placement = replace(placement, groups=tuple(replace(group, intra=cores) for group in placement.groups))
+    (found,) = emit(placement, two, tmp_path / "groups")
+    for name in ("toy", "deep"):
+        assert parameters_of(found.repository / f"{name}-upper/config.pbtxt")["threads"] == threads
 
 
 def with_slots(config, slots):
@@ -192,26 +202,12 @@ def test_what_was_edited_in_the_parameters_of_an_export_stays_in_its_groups(toy,
 NEWER = 'parameters { key: "newer" value { string_value: "7" } }\n'
 
 
-@pytest.mark.parametrize(
-    "changes, precisions, named",
-    [
-        ({"deep": {"slots": "9"}}, {}, ["toy", "deep", "'slots'", "'4'", "'9'"]),
-        ({"deep": NEWER}, {}, ["toy", "deep", "'newer'", "'missing'", "'7'"]),
-        ({"toy": {"slots": "2"}, "deep": {"slots": "2"}}, {}, ["slots", "2"]),  # too few for two stages
-        ({}, {"toy": "fp32", "deep": "int8"}, ["toy in fp32", "deep in int8", "--dtype"]),
-    ],
-    ids=["parameters", "another parameter", "batches", "precisions"],
-)
-def test_backbones_that_cannot_share_an_engine_are_refused(two, tmp_path, changes, precisions, named):
+def test_a_backbone_with_too_few_slots_for_its_stages_is_refused(two, tmp_path):
     repository = copied(two, tmp_path)
-    for name, changed in changes.items():
-        config = repository / f"{name}-upper/config.pbtxt"
-        text = config.read_text()
-        config.write_text(text + changed if isinstance(changed, str) else with_slots(text, changed["slots"]))
-    placement = placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT)
-    placement = replace(placement, precisions=precisions or placement.precisions)
-    with pytest.raises(InvalidInput, match=mentioning("'both'", *named)):
-        emit(placement, repository, tmp_path / "groups")
+    config = repository / "deep-upper/config.pbtxt"
+    config.write_text(with_slots(config.read_text(), "2"))
+    with pytest.raises(InvalidInput, match=mentioning("'both'", "'deep'", "slots", "2")):
+        emit(placement_of_two(repository, ("cpu:4", "cpu:2"), BOTH_CUT), repository, tmp_path / "groups")
     assert not (tmp_path / "groups").exists()
 
 
