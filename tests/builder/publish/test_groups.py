@@ -129,7 +129,7 @@ def test_a_filter_that_cannot_be_read_serves_nothing(toy, tmp_path):
     [
         (
             {"groups": (group("one", "toy/root", devices=("cpu:0", "cpu:1", "cpu:2", "cpu:3"), intra=2, cuts=TWO),)},
-            ["'one'", "2 stages of 2", "--intra 1"],
+            ["'one'", "2 stages of 2", "hplm place search"],
         ),
         ({"groups": (group("one", "toy/root", devices=("cuda:0", "cuda:1"), intra=2),)}, ["'one'", "--intra 1"]),
         ({"groups": (group("one"),)}, ["'one'", "units"]),
