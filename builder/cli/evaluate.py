@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from builder.cli.options import ColumnNames, check_picture, open_store
-from builder.tasks.columns import AS_TRAINED
+from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.ask import LOCAL, ConnectionOptions
 from hplm.cli.options import (
     AtLeastOne,
@@ -23,7 +23,10 @@ from hplm.cli.show import columns
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
+    import torch
+
     from builder.evaluation.comparison import Compared
+    from builder.store.store import Store
     from builder.tasks.scores import Scores
 
 AGAINST = "baselines to train on the tenant's data, with the same budget, and to score too, between commas: "
@@ -38,7 +41,7 @@ def evaluate(
     """Score a tenant on labelled data, also as served, and beside baselines.
 
     With --url, also score the answers of the server at this address. Of a tenant with students, also score fewer of them, and
-    its full stack.
+    its full stack. Of a decoder's tenant, print the perplexity of targets, beside that of the original model.
 
     :param id: name of the tenant
     :param test: test data in the form of the tenant's training data
@@ -60,6 +63,10 @@ def evaluate(
     if not against:
         refuse_given("works only with --against: leave it out", train=train, dev=dev, seeds=seeds > 1)
     opened, on = open_store(store), device_of(device)
+    if opened.config.is_decoder:
+        reason = "is not for a decoder's tenant: its perplexity is computed here, beside that of the original model"
+        refuse_given(reason, connection, int8=int8, against=against, picture=picture)
+        return _of_decoder(opened, id, test, on, columns)
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
     if picture is not None:
@@ -104,6 +111,32 @@ def evaluate(
         "metric": evaluation.scores.metric,
         **{name: round(own.main, 4) if own is not None else None for name, own in known.items()},
         "scores": {"hplm": evaluation.scores.described()} | {name: one.described() for name, one in others.items() if one},
+    }
+
+
+def _of_decoder(store: Store, id: str, test: Path, device: torch.device, columns: Columns) -> dict[str, Any]:
+    from builder.evaluation.perplexity import Predictor
+    from builder.tasks.tasks import training_task
+
+    tenant = store.known_tenant(id)
+    examples = training_task(tenant.task).read(test, columns.after(store.report(tenant)))
+    predictor = Predictor(store, tenant, examples, device)
+    own, original = predictor.by_tenant(), predictor.by_original()
+    share, error = own.over(original)
+    print(
+        f"{id} version {tenant.version} on {int(own.tokens.sum()):,} tokens of {len(examples):,} targets of {test}: perplexity "
+        f"{own.perplexity:.2f}; the original model's is {original.perplexity:.2f}, so {share:.3f} times (error {error:.3f})"
+    )
+    found = predictor.texts.window_shares
+    shortened = "".join(f", after {number} shortenings {part:.1%}" for number, part in enumerate(found[1:], 1))
+    print(f"windows found: whole {found[0]:.1%}{shortened}")
+    return {
+        "tenant": id,
+        "perplexity": round(own.perplexity, 4),
+        "original": round(original.perplexity, 4),
+        "share": round(share, 4),
+        "error": round(error, 4),
+        "windows_found": found,
     }
 
 

@@ -1,111 +1,85 @@
-"""How well a decoder predicts texts: what its tables and upper layers say of each next token, and what the whole model says."""
+"""How well a decoder's tenant predicts targets behind their prompts, beside the original model as it was.
+
+A line without a prompt is plain text: its perplexity says what tables of windows cost.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from builder.console import passing_bar
-from builder.learning.bodies import checkpoint_of
-from builder.learning.causal import WholeDecoder, entropies, predicting
-from builder.learning.loop import half_precision, products_dtype
-from builder.learning.windows import in_packs, index_of
-from builder.packed_batches import positions_of
-from builder.store.store import Store
-from hplm.errors import InvalidInput
-from hplm.model.attention import CausalAttention
-from hplm.model.stacks import through, turn_of
-from hplm.model.tensors import sent
-from hplm.plot.gathering import Gatherer
+from builder.learning.bodies import DecoderBody, checkpoint_of
+from builder.learning.causal import WholeDecoder, entropies
+from builder.learning.loop import half_precision
+from builder.store.store import Store, TenantVersion
+from builder.tasks.examples import Example
+from builder.tasks.lookup import Pack, Texts
+from builder.tasks.tasks import training_task
+from builder.training.data import Data
+from builder.training.generating import NextTokenLoss, PromptReader, WrittenData
+from builder.training.model import TenantModel
+from hplm.tasks import GENERATE
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The cross-entropies of some documents' next tokens."""
+    """The cross-entropies of the tokens of some targets."""
 
-    losses: np.ndarray  # of each document, summed up
-    tokens: np.ndarray  # that were predicted
-    levels: tuple[float, ...] = ()  # share of windows by how often they were shortened, whole ones first
+    losses: np.ndarray  # of each target, summed up
+    tokens: np.ndarray  # that each has
 
     @property
     def perplexity(self) -> float:
         return math.exp(self.losses.sum() / self.tokens.sum())
 
     def over(self, other: Predicted) -> tuple[float, float]:
-        """Returns this perplexity over another one of the same documents, and its standard error, by document."""
-        tokens = self.tokens.sum()
-        difference = self.losses - other.losses
+        """Returns this perplexity over another one of the same targets, and its standard error, by target."""
+        tokens, difference = self.tokens.sum(), self.losses - other.losses
         mean = difference.sum() / tokens
-        error = math.sqrt(float(((difference - mean * self.tokens) ** 2).sum())) / tokens
+        error = math.sqrt(float(np.square(difference - mean * self.tokens).sum())) / tokens
         return math.exp(mean), math.exp(mean) * error
 
 
 class Predictor:
-    """Predicts with a domain's tables."""
+    """Predicts the same targets by a tenant and by the original model."""
 
-    def __init__(self, store: Store, domain: str, version: int, device: torch.device) -> None:
-        if not store.config.is_decoder:
-            raise InvalidInput(f"backbone {store.config.name!r} is an encoder, which predicts no next token")
-        self._forest = store.forest(domain, version)
-        self._chain = self._forest.chain(domain, version)
-        self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
-        self._config, self._device = store.config, device
-        self._upper = store.upper().to(device).eval().requires_grad_(False)
-        self._matrix = self._upper.next_token.weight.to(products_dtype(device))
+    def __init__(self, store: Store, tenant: TenantVersion, examples: Sequence[Example], device: torch.device) -> None:
+        self._store, self._tenant, task = store, tenant, training_task(GENERATE)
+        reader = PromptReader(store, tenant.domain, tenant.domain_version)
+        self.texts: Texts = reader.read(examples, task, [])
+        self._body = DecoderBody(store.upper().eval()).to(device).requires_grad_(False)
+        self._data = WrittenData.of(Data(reader, task, [], self.texts, self.texts, device), self._body.upper)
 
-    @torch.inference_mode()
-    def predicted(self, documents: Sequence[np.ndarray]) -> Predicted:
-        levels = np.zeros(len(self._chain.space.masks), dtype=np.int64)
+    def by_tenant(self) -> Predicted:
+        """As the tables, the shared layers and the tenant's adapter predict."""
+        model = TenantModel.of(self._store.knowledge(self._tenant).adapter, None).to(self._data.device)
+        return self._predicted(partial(model, self._body))
 
-        def read_of(tokens: np.ndarray, lengths: np.ndarray, positions: Tensor, rows: Tensor) -> Tensor:
-            nonlocal levels
-            hits = self._chain.lookup(tokens, lengths)
-            levels += np.bincount(hits.levels, minlength=len(levels))
-            sums = sent(self._gatherer.sums(self._forest, hits.addresses, lengths), self._device)
-            entered, attend = self._upper.enter(sums, positions), CausalAttention(lengths.tolist(), self._config.heads)
-            turn = turn_of(self._config, positions, entered.dtype)
-            return self._upper.final_norm(through(self._upper.layers, entered, attend, rows=rows, turn=turn))
+    def by_original(self) -> Predicted:
+        """As the whole model predicts, without an adapter."""
+        whole = WholeDecoder(checkpoint_of(self._store.model, self._store.config), self._data.device)
 
-        found = _predicted(documents, read_of, self._matrix, self._device)
-        return replace(found, levels=tuple(round(share, 4) for share in (levels / levels.sum()).tolist()))
+        def read(pack: Pack) -> Tensor:
+            _, found = whole.states(pack.tokens, pack.positions, pack.lengths, pack.reading)
+            assert found is not None
+            return found
 
+        return self._predicted(read)
 
-@torch.inference_mode()
-def predicted_by_whole(store: Store, documents: Sequence[np.ndarray], device: torch.device) -> Predicted:
-    checkpoint = checkpoint_of(store.model, store.config)
-    whole, matrix = WholeDecoder(checkpoint, device), checkpoint.weights["next_token.weight"].to(device, products_dtype(device))
-
-    def read_of(tokens: np.ndarray, lengths: np.ndarray, positions: Tensor, rows: Tensor) -> Tensor:
-        _, read = whole.states(index_of(tokens, device), positions, lengths.tolist(), rows)
-        assert read is not None
-        return read
-
-    return _predicted(documents, read_of, matrix, device)
-
-
-Read = Callable[
-    [np.ndarray, np.ndarray, Tensor, Tensor], Tensor
-]  # tokens, lengths, positions, rows -> what logits are made from
-
-
-def _predicted(documents: Sequence[np.ndarray], read_of: Read, matrix: Tensor, device: torch.device) -> Predicted:
-    order = sorted(range(len(documents)), key=lambda i: len(documents[i]))
-    losses, counts = np.zeros(len(documents)), np.array([len(document) - 1 for document in documents])
-    done = 0
-    for texts in passing_bar(in_packs([documents[i] for i in order]), "predicting", unit="batch"):
-        tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
-        before = predicting(lengths)
-        positions, rows, following = (
-            index_of(numbers, device) for numbers in (positions_of(lengths), before, tokens[before + 1])
-        )
-        with half_precision(device):
-            found = entropies(read_of(tokens, lengths, positions, rows), matrix, following).double().cpu().numpy()
-        ends = np.cumsum(lengths - 1)
-        losses[order[done : done + len(texts)]] = np.add.reduceat(found, ends - (lengths - 1))
-        done += len(texts)
-    return Predicted(losses, counts)
+    @torch.no_grad()
+    def _predicted(self, read: Callable[[Pack], Tensor]) -> Predicted:
+        loss = self._data.task.loss
+        assert isinstance(loss, NextTokenLoss)
+        losses, tokens = (np.zeros(len(self.texts.texts)) for _ in range(2))
+        for chosen, pack in self._data.packs(self.texts, "predicting"):
+            with half_precision(self._data.device):
+                found = entropies(read(pack), loss.matrix, pack.targets).double().cpu()
+            losses[chosen] = [float(part.sum()) for part in found.split(pack.rows_of)]
+            tokens[chosen] = pack.rows_of
+        return Predicted(losses, tokens)

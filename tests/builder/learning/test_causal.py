@@ -2,13 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from builder.evaluation.perplexity import Predicted, Predictor, predicted_by_whole
+from builder.evaluation.perplexity import Predicted, Predictor
+from builder.importing.adapter_import import plain_tenant
 from builder.learning.causal import (
     OF_TEXT,
     PIECE,
@@ -24,6 +26,7 @@ from builder.learning.limits import Budget
 from builder.store import resumable
 from builder.tables.domain import DomainOptions, build_domain
 from builder.tables.root import RootOptions, build_root
+from builder.tasks.examples import Example
 from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
@@ -76,8 +79,8 @@ def corpus(tmp_path_factory):
     return path
 
 
-def documents_of(store, texts):
-    return [np.asarray(ids, np.int32) for ids in store.tokenizer().encode_documents(texts)]
+def targets(texts):
+    return [Example(Path("held.jsonl"), number, "", target=text) for number, text in enumerate(texts, start=1)]
 
 
 def loaded(model, window=3):
@@ -122,12 +125,18 @@ def test_a_root_learns_windows(tiny, corpus, tmp_path):
     learned = json.loads(report.read_text("utf-8"))
     assert learned["perplexity"]["kept"] < learned["perplexity"]["start"] and learned["steps_at_split"] == 10
     assert learned["kept_step"] > 0 and report.with_suffix(".png").exists()
-    held = documents_of(store, sentences(30, seed=2))
-    whole, own = predicted_by_whole(store, held, DEVICE), Predictor(store, "root", 1, DEVICE).predicted(held)
     plain, _ = build_root(tiny, [corpus], tmp_path / "plain", options, NO_TIME, DEVICE)
-    unlearned = Predictor(plain, "root", 1, DEVICE).predicted(held)
-    assert own.over(whole)[0] < unlearned.over(whole)[0]
-    assert own.tokens.sum() == sum(len(one) - 1 for one in held) and 0 < own.levels[0] <= 1
+    shares = []
+    for one in (store, plain):
+        plain_tenant(one, "base")
+        predictor = Predictor(one, one.known_tenant("base"), targets(sentences(30, seed=2)), DEVICE)
+        own = predictor.by_tenant()
+        assert (
+            own.tokens.sum() == sum(len(text.targets) for text in predictor.texts.texts)
+            and predictor.texts.window_shares[0] > 0
+        )
+        shares.append(own.over(predictor.by_original())[0])
+    assert shares[0] < shares[1]
 
 
 def test_perplexity_over_another_has_an_error_by_document():
@@ -179,9 +188,10 @@ def test_a_domain_learns_its_next_tokens(tiny, corpus, tmp_path):
     store, _ = build_root(tiny, [corpus], tmp_path / "store", RootOptions(lower=2, window=Window(2)), NO_TIME, DEVICE)
     (other := tmp_path / "other.txt").write_text("\n".join(["abcabcabcabc"] * 50 + ["abc abc"] * 50), "utf-8")
     build_domain(store, "abc", [other], DomainOptions(min_tokens=1), Budget(steps=30), DEVICE)
-    held = documents_of(store, ["abcabcabc", "abc abc"])
-    root, domain = (Predictor(store, name, 1, DEVICE).predicted(held).perplexity for name in ("root", "abc"))
-    assert domain < root
+    held, found = targets(["abcabcabc", "abc abc"]), []
+    for name in ("root", "abc"):
+        found.append(Predictor(store, plain_tenant(store, f"of-{name}", name), held, DEVICE).by_tenant().perplexity)
+    assert found[1] < found[0]
     for options in (DomainOptions(min_tokens=1, learn="masked"), DomainOptions(min_tokens=1, learn="distil")):
         with pytest.raises(InvalidInput, match=mentioning("--learn", "decoder", "next")):
             build_domain(store, "xyz", [other], options, Budget(steps=1), DEVICE)

@@ -125,6 +125,9 @@ def test_the_command_trains_a_decoders_tenant_and_refuses_what_it_ignores(folder
     assert (built["task"], built["version"], built["labels"]) == ("generate", 1, [])
     again = run(capsys, *asked, "--train", written(tmp_path / "more.jsonl", LINES[:30]), "--epochs", 1)
     assert (again["version"], again["from_version"]) == (2, 1)
+    found = run(capsys, "evaluate", "--store", store.folder, "--id", "lights", "--test", train)
+    assert found["share"] == pytest.approx(found["perplexity"] / found["original"], rel=1e-3) and found["share"] < 1
+    refused(capsys, "evaluate", "--store", store.folder, "--id", "lights", "--test", train, "--int8")
     printed(capsys, "verify", "--store", store.folder)
 
 
