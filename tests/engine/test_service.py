@@ -67,9 +67,9 @@ def test_a_number_of_threads_that_is_named_holds_and_0_means_a_part_of_the_cores
 
 
 FRAME = {  # the tenant of each request, its age in seconds, what its head says, and why it is refused
+    "too old: it would be a key that nobody can revoke": ("acme", TICKET_SECONDS + 5, {}, QueueFull),  # while there is room
     "good": ("acme", 0, {}, None),
     "nearly too old": ("acme", TICKET_SECONDS - 5, {}, None),
-    "too old: it would be a key that nobody can revoke": ("acme", TICKET_SECONDS + 5, {}, QueueFull),
     "of another export, which one model may still have": ("acme", 0, {"export": 1}, Draining),
     "of an unknown tenant": ("acme", 0, {"uid": 999}, NoTenant),
     "cut off": ("acme", 0, {}, ValueError),
