@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import numpy as np
 
-from bench.rows import ModelSize, NotNegative, Positive, Row, Rows, Size, Tokens, benchmark, expect_text, rows_of, say
+from bench.rows import ONLY_QUICK, ModelSize, NotNegative, Positive, Row, Rows, Size, benchmark, rows_of, say
 from bench.server import random_export, requests_of, texts_of
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
@@ -48,7 +49,7 @@ WARM = 20  # batches from which the simulated server learns before it starts, li
 def overload(
     *,
     size: ModelSize = "bert-base",
-    tokens: Tokens = 128,
+    tokens: Annotated[int, ONLY_QUICK] = 128,
     variance: NotNegative = 0.0,
     policies: tuple[str, ...] = (DEFAULT,),
     packings: tuple[str, ...] = ("packed",),
@@ -65,7 +66,6 @@ def overload(
     :param packings: of batches
     :param seconds: of overload, for each server
     """
-    expect_text(tokens, size)
     for name in policies:
         policy(name)
     for name in packings:
