@@ -171,9 +171,9 @@ class _Away(Executor):
     def remove_files(self) -> None:
         """Removes the files on all nodes."""
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        remove = self._ray.remote(num_cpus=0)(_removed)
-        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        tasks = [remove.options(scheduling_strategy=affinity(node_id=node, soft=False)).remote(self._root) for node in nodes]
+        remove = self._ray.remote(num_cpus=0)(shutil.rmtree)  # a function of ours would import torch there first
+        nodes = [affinity(node_id=node["NodeID"], soft=False) for node in self._ray.nodes() if node["Alive"]]
+        tasks = [remove.options(scheduling_strategy=node).remote(self._root, True) for node in nodes]
         self._ray.wait(tasks, num_returns=len(tasks), timeout=30)
 
 
@@ -202,7 +202,7 @@ def _done_there(
     finally:
         for path in (*(Path(root + name) for name in own), *refused):
             path.unlink(missing_ok=True)
-        _removed(str(opened.folder / "tenants" / tenant_id))
+        shutil.rmtree(opened.folder / "tenants" / tenant_id, ignore_errors=True)
 
 
 def _receive(root: str, shared: Mapping[str, Any]) -> None:
@@ -226,10 +226,6 @@ def _content(file: Path, root: str) -> bytes:
     """Returns what a file holds. A report names paths as they are at the driver."""
     content = file.read_bytes()
     return content.replace(root.encode(), b"") if file.suffix in (".json", ".html") else content
-
-
-def _removed(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Packer(pickle.Pickler):
