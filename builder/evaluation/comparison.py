@@ -47,10 +47,10 @@ def compared(evaluation: Evaluation, runs: Sequence[Answers]) -> Compared:
     labels, examples = evaluation.tenant.labels, evaluation.texts.examples
     task, order = training_task(evaluation.tenant.task), np.random.default_rng(0).permutation(len(examples))
 
-    def scores(answers: Answers, texts: Sequence[int]) -> Scores:
+    def scores(answers: Answers, texts: np.ndarray) -> Scores:
         return task.score(labels, [examples[i] for i in texts], [answers[i] for i in texts])
 
-    def differences(texts: Sequence[int]) -> np.ndarray:
+    def differences(texts: np.ndarray) -> np.ndarray:
         return np.array([scores(run, texts).main for run in runs]) - scores(evaluation.answers, texts).main
 
     groups = np.array_split(order, min(GROUPS, len(order)))

@@ -141,7 +141,8 @@ class CausalAttention:
         split = (x.split_with_sizes(sizes) for x in (query, key, value))
         for (length, count), *own in zip(self.runs, *split, strict=True):
             sees = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-            parts.append(end_to_end(attend(*(heads_of(x, count, head) for x in own), sees)))
+            query, key, value = (heads_of(x, count, head) for x in own)
+            parts.append(end_to_end(attend(query, key, value, sees)))
         return torch.cat(parts)
 
 
