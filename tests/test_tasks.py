@@ -20,7 +20,7 @@ def test_a_backbone_has_its_tasks_and_others_are_named():
     check_backbone("generate", CHAT)
     check_backbone("tag", CONFIG)
     for find, given in (
-        (find_task, ("guess",)), (training_task, ("guess",)), (training_task, ("generate",)),
+        (find_task, ("guess",)), (training_task, ("guess",)),
         (check_backbone, ("generate", CONFIG)), (check_backbone, ("tag", CHAT)),
     ):  # fmt: skip
         with refusing(InvalidInput, *(repr(getattr(one, "name", one)) for one in given)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,8 +61,9 @@ def products_dtype(device: torch.device) -> torch.dtype:
 def half_precision(device: torch.device) -> torch.autocast:
     """Autocast to 16-bit products where the device computes faster with them. Weights and sums stay in 32 bits.
 
-    From now on the process makes no plans for attention on CUDA.
+    From now on the process makes no plans for attention on CUDA, and torch does not say that a norm's weights have 32 bits.
     """
+    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     avoid_plans(device)
     return torch.autocast(device.type, torch.bfloat16, products_dtype(device) is torch.bfloat16)
 

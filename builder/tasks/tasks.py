@@ -26,7 +26,6 @@ from builder.tasks.examples import (
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
 from hplm.calibration import Evidence
-from hplm.errors import InvalidInput
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
@@ -89,10 +88,7 @@ class TrainingTask:
 
 
 def training_task(name: str) -> TrainingTask:
-    task = find_task(name)
-    if task.name not in TRAINING_TASKS:
-        raise InvalidInput(f"task {name!r} can be served, but not trained or scored: choose {', '.join(TRAINING_TASKS)}")
-    return TRAINING_TASKS[name]
+    return TRAINING_TASKS[find_task(name).name]
 
 
 TRAINING_TASKS: dict[str, TrainingTask] = {

@@ -101,7 +101,7 @@ STORES = [
     ("export {store} --repository {tmp}/mixed", ["{tmp}/mixed/toy", "'shared'", "'hplm'"]),
     ("build root --store {tmp}/s --model {tmp}/none --corpus {tmp}/notes.txt", ["{tmp}/none"]),
     ("build root {store} --model x --corpus {tmp}/notes.txt", ["--store"]),
-    ("{chat} --train x.jsonl", ["--train"]),
+    ("{chat} --train x.jsonl", ["x.jsonl"]),
     ("{chat} --dev x.jsonl", ["--dev"]),
     ("{chat} --fresh", ["--fresh"]),
     ("{chat} --from-version 0", ["--from-version"]),

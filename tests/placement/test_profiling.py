@@ -59,7 +59,7 @@ def test_a_profile_is_measured_in_processes_of_its_own(toy):
 @pytest.mark.slow
 def test_a_measuring_process_that_is_killed_is_named(toy):
     with ThreadPoolExecutor(1) as thread, refusing(Internal, "toy, 1 device"):
-        measured = thread.submit(profile_repository, profiled_backbones(toy.repository), [CORE], [1], None, 1)
+        measured = thread.submit(profile_repository, profiled_backbones(toy.repository), [CORE], [1], None)
         eventually(multiprocessing.active_children)
         for process in multiprocessing.active_children():
             process.kill()

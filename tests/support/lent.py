@@ -140,7 +140,7 @@ class LentCopy(ServedCopy):
         self.folder, self.backbone = lease.model_folder(), "toy"
         self.address, self.grpc, self.metrics = lease.http_url, lease.grpc_url, lease.metrics_url
 
-    def said(self) -> str:
+    def output(self) -> str:
         return ""  # it is no command
 
     def __exit__(self, *exception: object) -> None:
