@@ -84,7 +84,7 @@ def baselines(
 
 @dataclass(frozen=True)
 class _Kept:
-    """What baselines answered. It lies beside the versions of a tenant, and is removed with them."""
+    """Keeps the answers of baselines in a folder beside the versions of a tenant. The folder is removed with them."""
 
     folder: Path
 

@@ -208,7 +208,8 @@ def learn_windows(
         loss = NextTokens.apply(student.read(lesson), student.matrix, lesson.following, lesson.at_end)
         return loss, lesson.tokens
 
-    start, before, main = examined(), Progress(), budget
+    start = examined() if whole is not None else None  # a domain's training begins with this exam
+    before, main = Progress(), budget
     inside = dict(lower.layers.named_parameters("lower.layers"))
     groups = [ParameterGroup(DOMAIN_RATE if checkpoint is None else LOWER_RATE, inside)]
     if checkpoint is not None:
@@ -229,7 +230,7 @@ def learn_windows(
         "seed": seed,
         "perplexity": {
             **({"whole": round(math.exp(of_whole), 3)} if checkpoint is not None else {}),
-            "start": start.facts["perplexity"],
+            "start": (start.facts if start is not None else now.exams[0])["perplexity"],
             "kept": kept["perplexity"],
         },
         "tokens": before.units + now.units,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,14 @@ class Text:
     segments: np.ndarray
     spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
     targets: np.ndarray  # in the form that the task's loss takes
+
+
+class LookedUp(NamedTuple):
+    """What a look-up reads of a text, as `Encoded` has it."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray  # of its windows
+    segments: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -126,8 +134,8 @@ class Reader:
             raise Broken("a table is corrupt: `hplm verify --store` names it")
         return self._gatherer.sums(self._forest, addresses, lengths)
 
-    def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded, np.ndarray, bool]:
-        """Returns also whether the end was dropped."""
+    def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded | LookedUp, np.ndarray, bool]:
+        """Returns the tokens, the answer rows, and whether a part was dropped."""
         encode = partial(self._tokenizer.encode, example.text, example.pair, in_windows=task.served.needs_pair)
         try:
             check_length(example.text, example.pair)

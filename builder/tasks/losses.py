@@ -51,6 +51,11 @@ def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, 
     return np.full(len(spans), UNREAD, dtype=np.int64)
 
 
+def written_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """Returns the tokens to write, which stand in the spans of a prompt."""
+    return spans[:, 1].astype(np.int64)
+
+
 def label_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:
     learned = int((targets != UNREAD).sum())
     return F.cross_entropy(logits, targets, ignore_index=UNREAD, reduction="sum"), learned

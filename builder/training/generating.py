@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.console import progress_bar
 from builder.learning.causal import ROWS, NextTokens
 from builder.learning.loop import products_dtype
 from builder.store.store import Store
 from builder.tasks.examples import Example
-from builder.tasks.lookup import Reader, Text, Texts
+from builder.tasks.lookup import LookedUp, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
@@ -33,30 +32,22 @@ class PromptReader(Reader):
     def __reduce__(self) -> tuple[type[PromptReader], tuple[Store, str, int]]:
         return PromptReader, (self.store, *self.branch)
 
-    def read(self, examples: Sequence[Example], task: TrainingTask, labels: Sequence[str]) -> Texts:
-        texts, levels, cut = list[Text](), np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
-        for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
-            prompt, target = self._tokens(example)
-            most = self.store.config.positions
-            cut += len(prompt) + len(target) > most
-            target = target[: most - 1]
-            prompt = np.concatenate([prompt[:1], prompt[1:][max(0, len(prompt) + len(target) - most) :]])
-            tokens = np.concatenate([prompt, target])
-            hits = self._chain.lookup(tokens, np.array([len(tokens)]))
-            levels += np.bincount(hits.levels, minlength=len(levels))
-            spans = np.zeros((len(target), 3), dtype=np.int64)
-            spans[:, 0] = np.arange(len(prompt) - 1, len(tokens) - 1)  # of the tokens before those of the target
-            texts.append(Text(example, 0, tokens, hits.addresses, np.zeros_like(tokens), spans, target))
-        return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
-
-    def _tokens(self, example: Example) -> tuple[np.ndarray, np.ndarray]:
-        """Returns those of the prompt and of the target. A target ends as an answer does."""
-        config = self.store.config
+    def _encode(self, task: TrainingTask, example: Example) -> tuple[LookedUp, np.ndarray, bool]:
+        """Returns prompt and target as one text. A span is the token before one of the target, and that one."""
+        config, prompts = self.store.config, self.prompts
         try:
-            prompt = (self.prompts.of_messages if example.is_chat else self.prompts.encode)(example.text)
+            prompt = (prompts.of_messages if example.is_chat else prompts.encode)(example.text)
         except InvalidInput as error:
             raise InvalidInput(f"{example.where}: {error}") from None
-        return prompt, np.concatenate([self.prompts.encode(example.target)[1:], config.end_ids[:1]]).astype(np.int64)
+        target = np.concatenate([prompts.encode(example.target)[1:], config.end_ids[:1]]).astype(np.int64)
+        is_cut = len(prompt) + len(target) > config.positions
+        target = target[: config.positions - 1]
+        kept = config.positions - 1 - len(target)  # the last tokens of the prompt, behind the start id
+        prompt = np.concatenate([prompt[:1], prompt[1:][max(0, len(prompt) - 1 - kept) :]])
+        tokens = np.concatenate([prompt, target])
+        before = np.arange(len(prompt) - 1, len(tokens) - 1)
+        spans = np.stack([before, target, target], 1)
+        return LookedUp(tokens, np.array([len(tokens)]), np.zeros_like(tokens)), spans, is_cut
 
 
 @dataclass(frozen=True)
