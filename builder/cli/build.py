@@ -286,7 +286,7 @@ def check_tenant(
     known = store.tenant(id)
     store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
     if store.config.is_decoder and train is None:
-        reason = "the tenant of a decoder learns from --train; without it, it takes the backbone as it is"
+        reason = "works only with --train: without it a decoder's tenant takes the backbone as it is"
         refuse_given(reason, training, columns, dev=dev, from_version=from_version, fresh=fresh)
         return
     if train is None:

@@ -125,7 +125,7 @@ def _of_decoder(store: Store, id: str, test: Path, device: torch.device, columns
     share, error = own.over(original)
     print(
         f"{id} version {tenant.version} on {int(own.tokens.sum()):,} tokens of {len(examples):,} targets of {test}: perplexity "
-        f"{own.perplexity:.2f}; the original model's is {original.perplexity:.2f}, so {share:.3f} times (error {error:.3f})"
+        f"{own.perplexity:.2f}, which is {share:.3f} (error {error:.3f}) times the original model's {original.perplexity:.2f}"
     )
     found = predictor.texts.window_shares
     shortened = "".join(f", after {number} shortenings {part:.1%}" for number, part in enumerate(found[1:], 1))

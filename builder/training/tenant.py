@@ -63,7 +63,7 @@ def build_tenant(
         options, taught = checked_options(store, before, training), dict[str, str]()
         generates = own.served.generates
         if generates and (teacher is not None or not options.rank):
-            raise InvalidInput(f"tenant {tenant_id!r} generates: it learns an adapter alone, so give --rank, and no --teacher")
+            raise InvalidInput(f"tenant {tenant_id!r} generates text and learns only an adapter: give --rank, and no --teacher")
         if teacher is not None:
             trainer = Teacher.named(teacher)
             taught["teacher"] = trainer.digest

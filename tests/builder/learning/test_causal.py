@@ -31,7 +31,7 @@ from hplm.errors import InvalidInput
 from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.windows import Window
 from tests.builder.stores import NO_TIME
-from tests.model.decoders import MADE, drawn, llama, saved, tokens
+from tests.model.decoders import MADE, START, drawn, llama, saved, tokens
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning
@@ -201,6 +201,13 @@ def test_a_decoder_guesses_no_masked_words(tiny, corpus, tmp_path):
     options = RootOptions(lower=2, window=Window(2), masked=0.5)
     with pytest.raises(InvalidInput, match=mentioning("--masked", "decoder")):
         build_root(tiny, [corpus], tmp_path / "store", options, Budget(steps=1), DEVICE)
+
+
+def test_a_lesson_asks_for_the_token_behind_each_one_of_the_same_text(tiny):
+    checkpoint, lower, upper = loaded(tiny)
+    student = CausalStudent(checkpoint.config, lower, upper, None, DEVICE)
+    lesson = student.lesson([np.array([START, 1, 2]), np.array([START, 3])], np.random.default_rng(0))
+    assert (lesson.before.tolist(), lesson.following.tolist()) == ([0, 1, 3], [1, 2, 3])
 
 
 def test_long_documents_are_learned_in_pieces():
