@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm import compiled as kernels
-from hplm.errors import InvalidInput
+from hplm.errors import Broken, InvalidInput
 from hplm.model.windows import Window
 from hplm.plot.forest import Forest, Tally, assign_addresses, count_levels, ends
 from hplm.plot.gathering import PIECE, Gatherer
@@ -111,6 +111,14 @@ def test_a_missing_parent_and_a_token_in_no_table_are_named(tmp_path):
     root = make_table(tmp_path, "root", None, SPACE, UNIGRAMS[:2])
     with pytest.raises(InvalidInput, match=mentioning(3)):
         Forest([tmp_path], assign_addresses([root])).chain("root", 1).lookup(np.array([0, 3]), np.array([2]))
+
+
+def test_a_domain_with_a_broken_parent_has_no_answers_and_the_parent_is_named(tmp_path):
+    leaf, root = (make_table(tmp_path, *names, SPACE, UNIGRAMS) for names in (("leaf", "root"), ("root", None)))
+    branches = assign_addresses([leaf, root])
+    (tmp_path / "root/1/meta.json").write_text("{")
+    with pytest.raises(Broken, match=mentioning("root/1")):
+        Forest([tmp_path], branches).chain("leaf", 1)
 
 
 def test_where_lookups_end_is_counted_by_name(tmp_path):
