@@ -41,7 +41,8 @@ def evaluate(
     """Score a tenant on labelled data, also as served, and beside baselines.
 
     With --url, also score the answers of the server at this address. Of a tenant with students, also score fewer of them, and
-    its full stack. Of a decoder's tenant, print the perplexity of targets, beside that of the original model.
+    its full stack. Of a decoder's tenant, print the perplexity of targets, beside that of the original model, and the ROUGE of
+    what it writes behind prompts.
 
     :param id: name of the tenant
     :param test: test data in the form of the tenant's training data
@@ -64,9 +65,9 @@ def evaluate(
         refuse_given("works only with --against: leave it out", train=train, dev=dev, seeds=seeds > 1)
     opened, on = open_store(store), device_of(device)
     if opened.config.is_decoder:
-        reason = "is not for a decoder's tenant: its perplexity is computed here, beside that of the original model"
-        refuse_given(reason, connection, int8=int8, against=against, picture=picture)
-        return _of_decoder(opened, id, test, on, columns)
+        reason = "is not for a decoder's tenant, which is scored by perplexity and ROUGE"
+        refuse_given(reason, int8=int8, against=against, picture=picture)
+        return _of_decoder(opened, id, test, on, connection, columns)
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     check_picture(picture)
     if picture is not None:
@@ -114,9 +115,15 @@ def evaluate(
     }
 
 
-def _of_decoder(store: Store, id: str, test: Path, device: torch.device, columns: Columns) -> dict[str, Any]:
+def _of_decoder(
+    store: Store, id: str, test: Path, device: torch.device, connection: ConnectionOptions, columns: Columns
+) -> dict[str, Any]:
+    from builder.evaluation.comparison import compared
+    from builder.evaluation.evaluation import Evaluation
     from builder.evaluation.perplexity import Predictor
+    from builder.evaluation.writing import longest_target, write_here, write_served
     from builder.tasks.tasks import training_task
+    from hplm.model.prompts import Prompts
 
     tenant = store.known_tenant(id)
     examples = training_task(tenant.task).read(test, columns.after(store.report(tenant)))
@@ -130,6 +137,20 @@ def _of_decoder(store: Store, id: str, test: Path, device: torch.device, columns
     found = predictor.texts.window_shares
     shortened = "".join(f", after {number} shortenings {part:.1%}" for number, part in enumerate(found[1:], 1))
     print(f"windows found: whole {found[0]:.1%}{shortened}")
+    others: dict[str, Compared | None] = {}
+    scores: Scores | None = None
+    if any(example.text for example in examples):  # otherwise it is plain text
+        most = longest_target(Prompts.load(store.folder / "tokenizer.json", store.config), examples)
+        answers = write_here(store, tenant, examples, most, device)
+        scores = training_task(tenant.task).score([], examples, answers)
+        if connection.url is not None:
+            with connection.client(store.config.name) as client:
+                served = write_served(client, tenant, examples, most)
+            others["served"] = compared(Evaluation(tenant, predictor.texts, answers, scores), [served])
+            same = sum(own == other for own, other in zip(answers, served, strict=True))
+            print(f"the server writes the same behind {same:,} of {len(examples):,} prompts")
+        print(table(scores, others))
+    known = {"hplm": scores, **{name: one.scores for name, one in others.items() if one is not None}}
     return {
         "tenant": id,
         "perplexity": round(own.perplexity, 4),
@@ -137,6 +158,7 @@ def _of_decoder(store: Store, id: str, test: Path, device: torch.device, columns
         "share": round(share, 4),
         "error": round(error, 4),
         "windows_found": found,
+        "scores": {name: one.described() for name, one in known.items() if one is not None},
     }
 
 

@@ -16,6 +16,7 @@ from hplm.calibration import Evidence
 from hplm.tasks import TASKS, TextAnswer
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
+ROUGE = "rouge1", "rouge2", "rougeL"
 BIO = re.compile(r"[BI]-.+|O")
 
 
@@ -44,10 +45,13 @@ def label_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
     return Scores(len(wanted), "accuracy", _values(labels, wanted, answered))
 
 
-def token_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    """Scores written texts by how many of their tokens are the likeliest ones. `answers`: of each text "1" or "" a token."""
-    right = [bool(token) for answer in answers for token in answer]
-    return Scores(len(right), "right_tokens", {"right_tokens": sum(right) / len(right)})
+def written_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Returns ROUGE: the mean F1 of the words, of pairs of them, and of the longest common sequence, after stemming."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(ROUGE, use_stemmer=True)
+    found = [scorer.score(example.target, text) for example, (text,) in zip(examples, answers, strict=True)]
+    return Scores(len(found), "rougeL", {name: sum(one[name].fmeasure for one in found) / len(found) for name in ROUGE})
 
 
 def tag_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:

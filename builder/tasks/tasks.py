@@ -115,6 +115,6 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
             check=check_answerable, shift=scores.none_shift, is_right=scores.is_exact,
         ),
         # Its loss needs the decoder's own matrix: `builder/training/generating.py` puts it there.
-        TrainingTask(TASKS["generate"], Written, losses.written_targets, losses.no_loss, scores.token_scores),
+        TrainingTask(TASKS["generate"], Written, losses.written_targets, losses.no_loss, scores.written_scores),
     )
 }  # fmt: skip

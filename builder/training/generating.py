@@ -81,11 +81,10 @@ class WrittenData(Data):
         return [[self.reader.prompts.decode(likeliest)] for likeliest in self._likeliest(logits)]
 
     def scored(self, texts: Texts, logits: Sequence[np.ndarray]) -> Scores:
-        right = [
-            ["1" if own == wanted else "" for own, wanted in zip(likeliest, text.targets.tolist(), strict=True)]
-            for likeliest, text in zip(self._likeliest(logits), texts.texts, strict=True)
-        ]
-        return self.task.score(self.labels, texts.examples, right)
+        """Returns the share of the targets' tokens that are the likeliest ones behind those before them."""
+        pairs = zip(self._likeliest(logits), (text.targets.tolist() for text in texts.texts), strict=True)
+        right = [own == wanted for one in pairs for own, wanted in zip(*one, strict=True)]
+        return Scores(len(right), "right_tokens", {"right_tokens": sum(right) / len(right)})
 
     def _likeliest(self, logits: Sequence[np.ndarray]) -> list[list[int]]:
         assert isinstance(self.task.loss, NextTokenLoss)

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
+from builder.evaluation.writing import write_here
 from builder.publish.export import write_version
 from builder.store.store import Store
+from builder.tasks.tasks import training_task
 from builder.training.generating import PromptReader
 from builder.training.tenant import build_tenant
 from hplm.engine.backbone import Backbone
@@ -64,6 +66,11 @@ def test_a_tenant_writes_what_it_has_learned(folder, train, tmp_path, lower, opt
     assert (store.tenant_folder("lights", 1) / "report.html").exists()
     for colour, answer in ANSWERS.items():
         assert said(store, "lights", tmp_path / colour, f"{colour} 3: ") == answer
+    examples = training_task("generate").read(train)
+    answers = write_here(store, tenant, examples, 4, DEVICE)
+    assert answers == [[line["target"]] for line in LINES] and not list(store.folder.glob("building/writing-*"))
+    scores = training_task("generate").score([], examples, [*answers[:-4], [""], [""], *answers[-2:]])
+    assert (scores.metric, scores.main) == ("rougeL", pytest.approx(17 / 18))
     assert build_tenant(store, "lights", None, None, train, **given) == tenant, options  # the same call changes nothing
 
 
@@ -71,8 +78,6 @@ def test_only_targets_are_learned_and_long_prompts_lose_their_beginning(folder, 
     store = decoder_store(folder, tmp_path / "store")
     reader = PromptReader(store, "root", 1)
     lines = [{"text": "x" * 300, "target": "end"}, {"text": "", "target": "y" * 200}, {"text": "a", "target": "b"}]
-    from builder.tasks.tasks import training_task
-
     task = training_task("generate")
     texts = reader.read(task.read(written(tmp_path / "long.jsonl", lines)), task, [])
     first, second, short = texts.texts
@@ -85,8 +90,6 @@ def test_only_targets_are_learned_and_long_prompts_lose_their_beginning(folder, 
 
 def test_a_chat_is_learned_as_it_is_asked(folder, tmp_path, monkeypatch):
     store = decoder_store(folder, tmp_path / "store")
-    from builder.tasks.tasks import training_task
-
     task, reader = training_task("generate"), PromptReader(store, "root", 1)
     chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
     (example,) = task.read(written(tmp_path / "chats.jsonl", [{"messages": chat}]))
@@ -126,6 +129,7 @@ def test_the_command_trains_a_decoders_tenant_and_refuses_what_it_ignores(folder
     again = run(capsys, *asked, "--train", written(tmp_path / "more.jsonl", LINES[:30]), "--epochs", 1)
     assert (again["version"], again["from_version"]) == (2, 1)
     found = run(capsys, "evaluate", "--store", store.folder, "--id", "lights", "--test", train)
+    assert 0 <= found["scores"]["hplm"]["rougeL"] <= 1 and found["scores"]["hplm"]["rows"] == len(LINES)
     assert found["share"] == pytest.approx(found["perplexity"] / found["original"], rel=1e-3) and found["share"] < 1
     refused(capsys, "evaluate", "--store", store.folder, "--id", "lights", "--test", train, "--int8")
     printed(capsys, "verify", "--store", store.folder)
