@@ -11,14 +11,18 @@ from functools import partial
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from builder.evaluation.writing import write_here, write_served
+from builder.tasks.tasks import training_task
 from hplm.engine.backbone import Backbone
 from hplm.errors import RESEND
 from hplm.metrics.names import MODEL_RESTARTS, REGISTRY_GENERATION, SERVER_RESTARTS
 from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
+from hplm_client import HplmClient
 from testing.toy import WORDS
 from tests.server.stock import GREEDY, PATIENCE, RETURN, Asked, ids_of, post, refused, text_of
+from tests.support.device import DEVICE
 from tests.support.generative import GenerativeReference
 from tests.support.metrics import METRICS, OF_DECODERS, OF_ENGINES, Scraped, cancelled, settled
 from tests.support.servers import SECRET, engine_of
@@ -66,6 +70,18 @@ def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompt
         assert [piece["finish_reason"][0] for piece in pieces] == [b""] * (len(pieces) - 1) + [b"length"]
         assert pieces[-1]["num_input_tokens"][0] == len(given)
     assert compared > 100
+
+
+def test_what_an_evaluation_writes_is_what_is_served(server, tmp_path):
+    store, chat = (
+        server.built.stores["chat"],
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    )
+    (file := tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, ({"text": "several words", "target": "c"}, chat))))
+    examples, tenant = training_task("generate").read(file), store.known_tenant("lora")
+    with HplmClient(server.http_url, "http", "chat") as client:
+        served = write_served(client, tenant, examples, 12)
+    assert served == write_here(store, tenant, examples, 12, DEVICE) and all(len(text) > 3 for (text,) in served)
 
 
 CHAT = json.dumps([{"role": "user", "content": "some words"}])
