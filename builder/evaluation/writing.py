@@ -73,12 +73,13 @@ def _written_by(
     for number in islice(waiting, IN_FLIGHT):
         submit(number)
     for _ in progress_bar(examples, "writing", unit="text"):
-        part: AnswerPart | None = None
-        while part is None or not part.is_last:
+        is_last = False
+        while not is_last:
             number, part = said.get()
             if isinstance(part, HplmError):
                 raise InvalidInput(f"{examples[number].where}: {part}")
             texts[number] += part.text
+            is_last = part.is_last
         for number in islice(waiting, 1):
             submit(number)
     return texts
