@@ -137,7 +137,7 @@ def _git(*words: str) -> str:
     return done.stdout
 
 
-def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
+def lists(known: Sequence[Measurement], results: dict[str, Any]) -> str:
     """Returns all figures in Markdown. What most of them have in common, such as the machine, stands once, above them."""
     usual = {name: Counter(result[name] for result in results.values()).most_common(1)[0][0] for name in WHERE if results}
     blocks, unmeasured = [f"Where nothing else stands: {', '.join(map(brief, usual.values()))}."] if usual else [], []
@@ -147,15 +147,12 @@ def tables(known: Sequence[Measurement], results: dict[str, Any]) -> str:
             continue
         others = [brief(result[name]) for name, most in usual.items() if result[name] != most]
         where = ", ".join([*others, f"{' and '.join(map(str, result['gflops']))} GFLOP/s"])
-        lines = [
-            f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {where}.\n",
-            "| | figure | target |\n|---|---|---|",
-        ]
+        lines = [f"**{one.title}**{f' ({one.paper})' if one.paper else ''}: `{one.command}`, {where}.\n"]
         for figure, claim in one.figures.items():
             value, target = result["figures"][figure], result["targets"][figure]
             bound = target.replace("at least", "≥").replace("at most", "≤")
-            judged = f" {bound}: {verdict(value, target).replace('missed', '**missed**')} |" if target else ""
-            lines.append(f"| {claim.says} | {shown(value)} |{judged}")
+            judged = f" ({bound}: {verdict(value, target).replace('missed', '**missed**')})" if target else ""
+            lines.append(f"- {claim.says}: {shown(value)}{judged}")
         if picture := picture_of(one.command):
             lines.append(f"\n![{one.title}]({Path(picture).relative_to('docs')})")
         blocks.append("\n".join(lines))
@@ -193,7 +190,7 @@ def shown(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-PAGES = {"docs/benchmarks.md": tables, "README.md": headlines}
+PAGES = {"docs/benchmarks.md": lists, "README.md": headlines}
 
 
 def write_pages(known: Sequence[Measurement], results: dict[str, Any]) -> None:
@@ -236,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_pages(claims.measurements, results)
     if given.write:
         write_pages(claims.measurements, results)
-    print(f"{tables(wanted, results)}\n")
+    print(f"{lists(wanted, results)}\n")
     for one in wanted:
         if (result := results.get(one.command)) is not None and stale(one, result):
             print(f"{one.command}: {result['commit']}, stale")
