@@ -39,11 +39,10 @@ class PromptReader(Reader):
             prompt = (prompts.of_messages if example.is_chat else prompts.encode)(example.text)
         except InvalidInput as error:
             raise InvalidInput(f"{example.where}: {error}") from None
-        target = np.concatenate([prompts.encode(example.target)[1:], config.end_ids[:1]]).astype(np.int64)
+        target = np.array([*prompts.encode_more(example.target), *config.end_ids[:1]], dtype=np.int64)
         is_cut = len(prompt) + len(target) > config.positions
         target = target[: config.positions - 1]
-        kept = config.positions - 1 - len(target)  # the last tokens of the prompt, behind the start id
-        prompt = np.concatenate([prompt[:1], prompt[1:][max(0, len(prompt) - 1 - kept) :]])
+        prompt = prompts.end_of(prompt, config.positions - len(target))
         tokens = np.concatenate([prompt, target])
         before = np.arange(len(prompt) - 1, len(tokens) - 1)
         spans = np.stack([before, target, target], 1)

@@ -225,7 +225,7 @@ class DecoderService:
         self._put_back = running.put_back
 
     def _tokens(self, form: PromptForm, max_tokens: int, truncate: bool) -> tuple[Array, str]:
-        """Returns the tokens of a prompt, the start id first, and its text. Raises if with the answer they are too many."""
+        """Returns the tokens of a prompt, and its text. Raises if with the answer they are too many."""
         positions = self._backbone.config.positions
         if form.messages is None:
             text = form.text or ""
@@ -234,8 +234,8 @@ class DecoderService:
             tokens = self._prompts.of_messages(form.messages)
             text = self._prompts.decode(tokens.tolist())
         most = positions - max_tokens
-        if len(tokens) > most and truncate and most > 0:  # what is generated follows the end
-            tokens = np.concatenate([tokens[:1], tokens[len(tokens) - most + 1 :]])
+        if truncate and most > 0:  # what is generated follows the end
+            tokens = self._prompts.end_of(tokens, most)
         if len(tokens) > most:
             raise InvalidInput(
                 f"a prompt of {len(tokens)} tokens and 'max_tokens' {max_tokens} are more than the {positions} "

@@ -106,8 +106,10 @@ def _ends(source: Any, loaded: Any, tokenizer: Any) -> dict[str, Any]:
     named: int | list[int] | None = loaded.generation_config.eos_token_id
     ends = named if isinstance(named, list) else [] if named is None else [named]
     templates: str | dict[str, str] | None = tokenizer.chat_template
+    start: int | None = source.bos_token_id if source.bos_token_id is not None else tokenizer.bos_token_id
     return {
-        "start_id": source.bos_token_id if source.bos_token_id is not None else tokenizer.bos_token_id,
+        "start_id": start,
+        "starts": bool(first := tokenizer("a").input_ids) and first[0] == start,
         "end_ids": tuple(sorted(ends, key=lambda end: end != tokenizer.eos_token_id)),
         "chat_template": templates.get("default") if isinstance(templates, dict) else templates,
     }

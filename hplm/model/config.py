@@ -45,7 +45,8 @@ class BackboneConfig:
     biases: bool = True  # whether projections have biases
     gated: bool = False  # the feed-forward part multiplies two projections
     rotary_base: float | None = None  # of rotary positions; None: learned positions
-    start_id: int | None = None  # the token that every sequence of a decoder begins with
+    start_id: int | None = None  # the token that begins a text of a decoder, where one does
+    starts: bool = True  # whether the tokenizer puts it before a text
     end_ids: tuple[int, ...] = ()  # tokens that end a text, the first one for chat templates
     chat_template: str | None = None
     format: int = FORMAT
@@ -53,6 +54,11 @@ class BackboneConfig:
     @property
     def is_decoder(self) -> bool:
         return self.start_id is not None
+
+    @property
+    def always_starts(self) -> bool:
+        """Whether every sequence needs the start id: its windows were computed behind it, and pile attention up on it."""
+        return self.lower_layers > 0
 
     @property
     def has_places(self) -> bool:

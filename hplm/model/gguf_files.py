@@ -44,6 +44,7 @@ SPLITTING: dict[str, Any] = {  # how text becomes words, by the file's name for 
     "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_WORDS), "isolated"), BYTES]),
 }
 WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is not merged
+STARTING = ("llama-bpe",)  # the start id begins a text, in a file that says nothing of it; as in llama.cpp
 SAMPLE = "Hello, World! 3.14 naïve façade — 水は 🙂👩‍👩‍👧\n\n\tdef f(x):\r\n    return x  # ok  "
 
 
@@ -115,6 +116,7 @@ def _form(file: _File) -> dict[str, Any]:
         raise InvalidInput(f"{file.path} has positions scaled by {scaled!r}, which hPLMs cannot compute: take another file")
     if (turned := file.find("llama.rope.dimension_count", head)) != head:
         raise InvalidInput(f"{file.path} rotates {turned} of {head} numbers of a head, but hPLMs rotate all: take another file")
+    splitting = file.find("tokenizer.ggml.pre")
     ends = dict.fromkeys(file.find(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
     return {
         "vocabulary": len(file.given("tokenizer.ggml.tokens")),
@@ -132,6 +134,7 @@ def _form(file: _File) -> dict[str, Any]:
         "gated": True,
         "rotary_base": float(file.find("llama.rope.freq_base", 10_000)),
         "start_id": int(file.given("tokenizer.ggml.bos_token_id")),
+        "starts": bool(file.find("tokenizer.ggml.add_bos_token", splitting in STARTING)),
         "end_ids": tuple(int(end) for end in ends if end is not None),
         "chat_template": file.find("tokenizer.chat_template"),
     }

@@ -23,14 +23,17 @@ READ_CHARACTERS = 16  # of a prompt, for each token that the model takes: others
 
 
 class Prompts:
-    """The tokenizer of a decoder. A prompt begins with the start id, has no other token around it, and may be empty."""
+    """The tokenizer of a decoder. No token stands around a prompt but the start id before it, where the model has it there.
+
+    An empty prompt is the start id.
+    """
 
     def __init__(self, tokenizer_json: str, config: BackboneConfig) -> None:
         if config.start_id is None:
             raise ValueError(f"{config.name} is an encoder, which reads no prompts")
         self.most_characters = READ_CHARACTERS * config.positions  # of a prompt
         self._name = config.name
-        self._start_id = config.start_id
+        self._start_id, self._starts = config.start_id, config.starts or config.always_starts
         self._end_id = config.end_ids[0] if config.end_ids else None
         self._template = config.chat_template
         self._tokenizer = unlimited(tokenizer_json)
@@ -40,15 +43,27 @@ class Prompts:
         return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, config))
 
     def encode(self, text: str) -> Array:
-        """Returns the tokens of a prompt, the start id first, int64."""
-        return self._started(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """Returns the tokens of a prompt, int64."""
+        return self._started(self.encode_more(text))
+
+    def encode_more(self, text: str) -> list[int]:
+        """Returns the tokens of a text that goes on with a prompt."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def of_messages(self, messages: str) -> Array:
         """Returns the tokens of a chat, whose messages are JSON, as those of a prompt."""
         return self._started(self._chat.tokens(read_messages(messages, self.most_characters)))
 
     def _started(self, ids: list[int]) -> Array:
-        return with_start_id(np.array(ids, dtype=np.int64), self._start_id)
+        tokens = np.array(ids, dtype=np.int64)
+        return with_start_id(tokens, self._start_id) if self._starts or not ids else tokens
+
+    def end_of(self, tokens: Array, most: int) -> Array:
+        """Returns so many of the last tokens of a prompt. A start id stays first."""
+        if len(tokens) <= most:
+            return tokens
+        first = int(tokens[0] == self._start_id)
+        return np.concatenate([tokens[:first], tokens[len(tokens) - most + first :]])
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Returns the text of tokens. `special`: with that of special tokens."""

@@ -1,6 +1,7 @@
 """Each family of decoders, built from a checkpoint and run by the engine, writes what `transformers` writes."""
 
 import json
+import random
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hplm.model.prompts import Prompts
 from hplm.model.windows import Window
 from tests.generation.small import Served
 from tests.generation.world import World, greedy
-from tests.model.decoders import MADE, drawn, saved, tokens
+from tests.model.decoders import MADE, drawn, llama, saved, tokens
 from tests.support.generative import GenerativeReference, Written
 
 TENANT = "chat"
@@ -45,9 +46,32 @@ def built(checkpoint, folder):
 def answers(served, prompts, sampling):
     """Returns the tokens of the answer to each prompt. They are computed together."""
     world = World(served, tokens=max(1024, served.config.positions))
-    asked = [world.ask(prompt[1:], sampling) for prompt in prompts]
+    asked = [world.ask(prompt, sampling, start=False) for prompt in prompts]
     world.run()
     return [said.ids() for said in asked]
+
+
+def likeliest(model, prompt, ids):
+    """Returns what a model of `transformers` chooses behind a prompt and each of these tokens: if equal, what it writes."""
+    best = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].topk(2)
+    return Written(best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist())
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@torch.no_grad()
+def test_texts_are_continued_as_by_transformers_with_the_checkpoint_s_own_start(starts, tmp_path):
+    model, count = drawn(llama()), 8
+    served = built(folder := saved(model, tmp_path / "model", starts), tmp_path)
+    reader = Prompts.load(served.backbone.folder / Backbone.TOKENIZER, served.config)
+    theirs, chance = transformers.AutoTokenizer.from_pretrained(folder), random.Random(0)
+    texts = ["".join(chance.choices("abc é水\n", k=chance.randint(1, 30))) for _ in range(100)]
+    sure = 0
+    found = answers(served, [reader.encode(text).tolist() for text in texts], greedy(count))
+    for text, ids in zip(texts, found, strict=True):
+        expected = likeliest(model, theirs(text).input_ids, ids)
+        sure += expected.sure()
+        assert len(ids) == count and expected.agrees(ids), text
+    assert sure > 0.95 * count * len(texts)
 
 
 @pytest.mark.parametrize("family", MADE)

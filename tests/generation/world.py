@@ -155,8 +155,9 @@ class World:
         self.now += MS // 2
         return self.now
 
-    def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, **more) -> DecoderRequest:
-        source, prompt = self.model.pinned[tenant], [self.model.config.start_id, *prompt]
+    def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, start=True, **more) -> DecoderRequest:
+        """`start`: the start id stands before the prompt."""
+        source, prompt = self.model.pinned[tenant], [self.model.config.start_id] * start + list(prompt)
         addresses = self.model.addresses(source, prompt)
         return DecoderRequest(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 

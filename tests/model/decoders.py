@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from testing.random_store import byte_tokenizer_json
 
@@ -53,9 +55,13 @@ def drawn(model, seed=0):
     return model.eval()
 
 
-def saved(model, folder):
+def saved(model, folder, starts=False):
+    """`starts`: its tokenizer puts the start id before a text."""
     model.save_pretrained(folder)
-    (folder / "made.json").write_text(byte_tokenizer_json(VOCABULARY), "utf-8")
+    tokenizer, start = Tokenizer.from_str(byte_tokenizer_json(VOCABULARY)), f"<|{START}|>"
+    if starts:
+        tokenizer.post_processor = TemplateProcessing(single=f"{start} $A", special_tokens=[(start, START)])
+    tokenizer.save(str(folder / "made.json"))
     names = {"bos_token": f"<|{START}|>", "eos_token": f"<|{END}|>", "pad_token": f"<|{UNREAD}|>"}
     transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "made.json"), **names).save_pretrained(folder)
     return str(folder)

@@ -89,7 +89,7 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors=lambda name: True, **more):
+def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors=lambda name: True, begins=None, **more):
     config, state = model.config, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     writer = gguf.GGUFWriter(path, architecture)
     sizes = {
@@ -108,6 +108,8 @@ def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors
     writer.add_token_list([*letters, *special, "he"])
     writer.add_token_types([1] * len(letters) + [3] * len(special) + [1])
     writer.add_token_merges(["h e"])
+    if begins is not None:
+        writer.add_add_bos_token(begins)
     for name, value in more.items():
         writer.add_string(name.replace("__", "."), value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
@@ -145,6 +147,13 @@ def test_its_tokenizer_reads_texts_and_special_tokens(tmp_path):
     assert tokenizer.decode(tokenizer.encode(SAMPLE).ids) == SAMPLE
     assert tokenizer.encode(f"a<|{START}|>").ids[1] == START
     assert tokenizer.encode("he").ids == [VOCABULARY - 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"), [({}, False), ({"pre": "llama-bpe"}, True), ({"begins": True}, True), ({"begins": False}, False)]
+)
+def test_the_file_says_whether_the_start_id_begins_a_text_or_its_kind_does(tmp_path, options, starts):
+    assert load_checkpoint(written(drawn(llama()), tmp_path / "m.gguf", **options), **WHOLE).config.starts == starts
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,25 @@ def test_a_prompt_begins_with_the_start_id_and_comes_back(prompts):
         assert prompts.decode(tokens) == text
 
 
+@pytest.mark.parametrize("starts", [False, True])
+def test_the_start_id_stands_where_the_tokenizer_or_a_table_puts_it(tmp_path, starts):
+    """Windows were computed behind it. Chats: the next tests."""
+    folder = saved(drawn(llama()), tmp_path, starts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for lower, window, always in ((0, Window(1), False), (2, Window(3), True)):
+        checkpoint = load_checkpoint(folder, lower=lower, window=window)
+        prompts = Prompts(checkpoint.tokenizer_json, checkpoint.config)
+        for text in ("a", *TEXTS):
+            expected = tokenizer(text).input_ids
+            if (always or not text) and expected[:1] != [START]:
+                expected = [START, *expected]
+            assert prompts.encode(text).tolist() == expected
+            assert prompts.end_of(prompts.encode(text), 3).tolist() == (
+                expected if len(expected) < 4 else [START, *expected[-2:]] if expected[0] == START else expected[-3:]
+            )
+        assert (prompts.encode("a")[0] == START) == (starts or always)
+
+
 def test_a_template_that_begins_with_the_start_id_gets_no_other_one(prompts):
     start = f"<|{CHAT.start_id}|>"
     assert np.array_equal(prompts.encode(start + "a"), prompts.encode("a"))
@@ -95,7 +114,6 @@ def test_tokens_equal_those_of_transformers(tmp_path, template):
     prompts = Prompts(checkpoint.tokenizer_json, checkpoint.config)
     for last in range(2, len(TALK) + 1):
         expected = tokenizer.apply_chat_template(TALK[:last], add_generation_prompt=True, return_dict=False)
-        expected = [START] * (expected[0] != START) + expected
         assert prompts.of_messages(json.dumps(TALK[:last])).tolist() == expected and END in expected
 
 

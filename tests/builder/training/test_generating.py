@@ -31,7 +31,7 @@ def written(path, lines):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(drawn(llama()), tmp_path_factory.mktemp("decoder") / "tiny")
+    return saved(drawn(llama()), tmp_path_factory.mktemp("decoder") / "tiny", starts=True)
 
 
 @pytest.fixture
