@@ -13,6 +13,7 @@ from pathlib import Path
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
+from demo import generating
 from demo.building import BACKBONE, SIZES, Size, build_demo_root, build_demo_tenant, fingerprint, minilm, named, say
 from demo.data import MANIFEST, stored_demo_data
 from demo.serving import QUESTIONS, Score, add_live, draw, evaluate, first_answer, is_ours, live_server
@@ -28,12 +29,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./run demo", description="Build, serve and ask eight hPLMs over four domains.")
     parser.add_argument("--folder", type=Path, default=Path(".hplm/demo"), help="data and store (default: %(default)s)")
     parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
-    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM")
+    parser.add_argument("--model", help="Hugging Face name or folder of another BERT than MiniLM, or decoder than SmolLM2")
     parser.add_argument(
         "--size", choices=SIZES, default="small", help="of tables and training data; large is more accurate (default: small)"
     )
+    parser.add_argument("--generate", action="store_true", help="build tenants of a decoder instead, which rewrite sentences")
     args, start = parser.parse_args(argv), time.monotonic()
     try:
+        if args.generate:
+            _generate(args.model, args.folder, args.repository, start)
+            return 0
         scores, picture = _run(args.model or str(minilm()), SIZES[args.size], args.folder, args.repository, start)
     except (HplmError, HplmClientError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
@@ -56,6 +61,22 @@ Who is there:       ./run hplm tenant list --repository {args.repository}
 Build your own:     docs/guide.md
 """)
     return 0
+
+
+def _generate(model: str | None, demos: Path, repository: Path, start: float) -> None:
+    written = generating.run(model, demos, repository)
+    title = f"{'tenant':<12}{'ROUGE-L':>10}{'without adapter':>18}"
+    print(f"\n{title}\n{'-' * len(title)}")
+    for one in written:
+        print(f"{one.tenant.id:<12}{one.own.main:>10.3f}{one.plain.main:>18.3f}")
+    print(f"""
+Done in {(time.monotonic() - start) / 60:.1f} minutes.
+
+Keep the server:    ./run serve --repository {repository}
+Ask it:             ./run hplm generate --tenant {generating.PLAIN} --chat "What is a docstring?" --stream --max-tokens 60
+From a chat client: docs/openai.md
+Build your own:     docs/generation.md
+""")
 
 
 def _run(model: str, size: Size, demos: Path, repository: Path, start: float) -> tuple[list[Score], Path]:

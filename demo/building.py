@@ -75,16 +75,22 @@ def say(text: str) -> None:
 
 def minilm() -> Path:
     """Returns the folder of MiniLM's weights."""
+    return packaged(MODEL_PACKAGE, "model.safetensors").parent
+
+
+def packaged(package: str, ending: str) -> Path:
+    """Returns the file of an installed package whose name ends so."""
     try:
-        files = importlib.metadata.files(MODEL_PACKAGE)
+        files = importlib.metadata.files(package)
     except importlib.metadata.PackageNotFoundError:
-        raise HplmError(f"the package {MODEL_PACKAGE} is missing: `./run demo` installs it; or give --model") from None
-    return next(Path(file.locate()).parent for file in files or [] if file.name == "model.safetensors")
+        raise HplmError(f"the package {package} is missing: `./run demo` installs it; or give --model") from None
+    return next(Path(file.locate()) for file in files or [] if file.name.endswith(ending))
 
 
 def named(model: str) -> str:
     """Returns a folder's name with a digest of its files, since every training leaves a folder of the same name."""
     weights = sorted(file for file in Path(model).glob("*") if file.suffix in (".safetensors", ".bin", ".json"))
+    weights = weights or [Path(model)] * Path(model).is_file()
     return f"{Path(model).name}-{digest_of(*weights)}" if weights else model
 
 

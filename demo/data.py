@@ -111,7 +111,7 @@ def write_tenant(
     for split, own in examples.items():
         write_lines(files[split], (json.dumps(asdict(example), ensure_ascii=ascii) for example in own))
     known, tested = (Counter(label for one in examples[split] for label in one.labels) for split in ("train", "test"))
-    majority = max(tested.values()) / tested.total()
+    majority = max(tested.values(), default=0) / max(1, tested.total())
     return DemoTenant(id, domain, task, question, tuple(sorted(known)), **files, majority_share=majority)
 
 

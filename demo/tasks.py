@@ -45,7 +45,17 @@ class Tagged:
         return self.tags
 
 
-Example = Classified | Tagged
+@dataclass(frozen=True)
+class Rewritten:
+    text: str
+    target: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ()
+
+
+Example = Classified | Tagged | Rewritten
 
 
 @dataclass(frozen=True)

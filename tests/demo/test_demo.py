@@ -13,10 +13,12 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
 from demo.building import fingerprint, packages_read
 from demo.data import DemoTenant
+from demo.generating import scored, stream
 from demo.serving import add_live, draw, evaluate, first_answer, is_ours, live_server
 from hplm.errors import InvalidInput
 from hplm.server.repository import model_names
 from hplm.tenants.manager import Manager
+from hplm_client import HplmClient
 from testing.random_repository import write
 from testing.random_store import TOY, random_store, random_table, random_tenant, random_tenants
 from tests.support.lent import loading
@@ -66,3 +68,18 @@ def test_a_tenant_is_added_with_its_domain_while_another_is_served(tmp_path: Pat
     assert all(0 <= score.accuracy <= 1 and score.http_ms > 0 and score.grpc_ms > 0 for score in scores)
     draw(scores, store, tmp_path / "demo.svg")
     assert "tenant-1" in (tmp_path / "demo.svg").read_text("utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.server("chat")
+def test_tenants_of_a_decoder_write_with_and_without_their_adapter(tmp_path: Path, server: Lease, capsys) -> None:
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps({"text": f"some words {number}", "target": " others"}) + "\n" for number in range(3)))
+    tenant = DemoTenant("lora", "root", "generate", "which?", (), test, test, test, 0.0)
+    with HplmClient(server.http_url, "http", "chat") as client:
+        stream(client, tenant)
+        found = scored(client, server.built.stores["chat"], tenant)
+    _, asked, prompt, expected, plain, own, _ = capsys.readouterr().out.split("\n")
+    assert (asked, prompt, expected) == ("lora: which?", "  some words 0", "  expected: others")
+    assert plain.startswith("  plain:") and own.startswith("  lora:") and plain != own.replace("lora", "plain")
+    assert found.own.rows == found.plain.rows == 3 and found.own.metric == "rougeL"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from demo.docstrings import Definition
 from demo.documents import Docstring, read_document
-from demo.tasks import Classified, DefinedNames, area, code_names, kind, parameters, returns
+from demo.rewriting import mood, signature, summary
+from demo.tasks import Classified, DefinedNames, Rewritten, area, code_names, kind, parameters, returns
 
 NAMES = DefinedNames(frozenset({"bookshop"}), {"BookShelf", "Clerk"}, {"move_books"})
 
@@ -38,3 +39,17 @@ def test_words_are_tagged() -> None:
     assert tagged(code_names, "A BookShelf for the reader (int) of `Clerk` or Clerk calls move_books().") == [
         ("BookShelf", "TYPE"), ("reader", "PARAM"), ("int", "TYPE"), ("Clerk", "TYPE"), ("move_books", "FUNCTION"),
     ]  # fmt: skip
+
+
+def test_sentences_are_rewritten() -> None:
+    first, others = (
+        "Returns a book to its own shelf.",
+        "It must be there before the desk closes. Late readers pay for each of the days.",
+    )
+    body = f"{others}\n\nIn one sentence:"
+    assert summary(lent(f"{first} {others}"), NAMES) == Rewritten(body, f" {first}")
+    assert signature(lent(first), NAMES) == Rewritten("def lend(reader, a):\n\nIn one sentence:", f" {first}")
+    assert mood(lent(first), NAMES) == Rewritten(f"{first}\n\nIn the other form:", " Return a book to its own shelf.")
+    assert mood(lent("Return a book to its shelf."), NAMES).target == " Returns a book to its shelf."
+    left_out = [summary(lent(first), NAMES), signature(lent(first, kind="class"), NAMES), mood(lent(others), NAMES)]
+    assert [*left_out, signature(lent("Lends it."), NAMES), signature(lent("Lends a book or two"), NAMES)] == [None] * 5
