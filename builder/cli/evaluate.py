@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +55,6 @@ def evaluate(
     """
     import torch
 
-    from builder.console import say
     from builder.evaluation.comparison import baselines, compared
     from builder.evaluation.evaluation import evaluate_served, evaluate_tenant
     from builder.pictures import check_confusion, draw_confusion
@@ -66,9 +67,12 @@ def evaluate(
     opened, on = open_store(store), device_of(device)
     if opened.config.is_decoder:
         reason = "is not for a decoder's tenant, which is scored by perplexity and ROUGE"
-        refuse_given(reason, int8=int8, against=against, picture=picture)
-        return _of_decoder(opened, id, test, on, connection, columns)
+        refuse_given(reason, int8=int8, picture=picture)
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
+    if opened.config.is_decoder:
+        return _of_decoder(
+            opened, id, test, on, connection, columns, partial(baselines, rivals=rivals, seeds=seeds, train=train, dev=dev)
+        )
     check_picture(picture)
     if picture is not None:
         check_confusion(opened.known_tenant(id))
@@ -101,9 +105,7 @@ def evaluate(
                 "more than a point",
                 file=sys.stderr,
             )
-    for name, one in baselines(opened, evaluation, rivals, seeds, on, train, dev):
-        say(f"{name}: {one.scores.metric} {one.scores.main:.4f}, {one}")  # the others may take hours
-        others[name] = one
+    others |= _trained(baselines(opened, evaluation, rivals, seeds, on, train, dev))
     print(f"{id} version {evaluation.tenant.version} on {evaluation.scores.rows:,} rows of {test}")
     print(table(evaluation.scores, others))
     known = {"hplm": evaluation.scores, **{name: one and one.scores for name, one in others.items()}}
@@ -115,9 +117,21 @@ def evaluate(
     }
 
 
+def _trained(compared: Iterator[tuple[str, Compared]]) -> dict[str, Compared]:
+    """Says each baseline when it is trained: the others may take hours."""
+    from builder.console import say
+
+    found: dict[str, Compared] = {}
+    for name, one in compared:
+        say(f"{name}: {one.scores.metric} {one.scores.main:.4f}, {one}")
+        found[name] = one
+    return found
+
+
 def _of_decoder(
-    store: Store, id: str, test: Path, device: torch.device, connection: ConnectionOptions, columns: Columns
-) -> dict[str, Any]:
+    store: Store, id: str, test: Path, device: torch.device, connection: ConnectionOptions, columns: Columns,
+    trained: Callable[..., Iterator[tuple[str, Compared]]],
+) -> dict[str, Any]:  # fmt: skip
     from builder.evaluation.comparison import compared
     from builder.evaluation.evaluation import Evaluation
     from builder.evaluation.perplexity import Predictor
@@ -143,12 +157,14 @@ def _of_decoder(
         most = longest_target(Prompts.load(store.folder / "tokenizer.json", store.config), examples)
         answers = write_here(store, tenant, examples, most, device)
         scores = training_task(tenant.task).score([], examples, answers)
+        evaluation = Evaluation(tenant, predictor.texts, answers, scores)
         if connection.url is not None:
             with connection.client(store.config.name) as client:
                 served = write_served(client, tenant, examples, most)
-            others["served"] = compared(Evaluation(tenant, predictor.texts, answers, scores), [served])
+            others["served"] = compared(evaluation, [served])
             same = sum(own == other for own, other in zip(answers, served, strict=True))
             print(f"the server writes the same behind {same:,} of {len(examples):,} prompts")
+        others |= _trained(trained(store, evaluation, device=device))
         print(table(scores, others))
     known = {"hplm": scores, **{name: one.scores for name, one in others.items() if one is not None}}
     return {

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.learning.bodies import DecoderBody, checkpoint_of
-from builder.learning.causal import WholeDecoder, entropies
+from builder.learning.bodies import DecoderBody, WholeDecoderBody, checkpoint_of
+from builder.learning.causal import entropies
 from builder.learning.loop import half_precision
 from builder.store.store import Store, TenantVersion
 from builder.tasks.examples import Example
@@ -63,14 +63,8 @@ class Predictor:
 
     def by_original(self) -> Predicted:
         """As the whole model predicts, without an adapter."""
-        whole = WholeDecoder(checkpoint_of(self._store.model, self._store.config), self._data.device)
-
-        def read(pack: Pack) -> Tensor:
-            _, found = whole.states(pack.tokens, pack.positions, pack.lengths, pack.reading)
-            assert found is not None
-            return found
-
-        return self._predicted(read)
+        whole = WholeDecoderBody(checkpoint_of(self._store.model, self._store.config)).to(self._data.device)
+        return self._predicted(partial(whole, adapters=None))
 
     @torch.no_grad()
     def _predicted(self, read: Callable[[Pack], Tensor]) -> Predicted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from builder.store.store import Store
 from hplm.engine.engine import Precision
 from hplm.model.attention import CausalAttention, PackedAttention
-from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint
+from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint, split
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layers, unchanged
+from hplm.model.layer import Adapt, Attend, Layer, Layers, unchanged
 from hplm.model.products import EightBitLinear, replace_products
 from hplm.model.stacks import UpperStack, through, turn_of
+from hplm.model.windows import Window
 
 if TYPE_CHECKING:
     from builder.tasks.lookup import Pack
@@ -99,6 +101,55 @@ class DecoderBody(Body):
         entered, attend = self.below(pack)
         turn = turn_of(self.upper.config, pack.positions, entered.dtype)
         return self.upper.final_norm(through(self.upper.layers[:layers], entered, attend, adapters, pack.reading, turn)).float()
+
+
+class WholeDecoderBody(Body):
+    """An original decoder; adapters work on its upper layers."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        config = checkpoint.config
+        alone = replace(config, lower_layers=0, upper_layers=checkpoint.total_layers, window=Window(1, causal=True))
+        below, self.upper = split(replace(checkpoint, config=alone))
+        self.words, self._lower = below.words, config.lower_layers
+
+    @property
+    def upper_layers(self) -> Layers:
+        return self.upper.layers[self._lower :]
+
+    def part(self, name: str) -> Iterable[nn.Parameter]:
+        return self.upper.layers.parameters()
+
+    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
+        attend = CausalAttention(pack.lengths, self.upper.heads)
+        return self.read(pack.tokens, pack.positions, attend, adapters, pack.reading).float()
+
+    def read(self, tokens: Tensor, positions: Tensor, attend: Attend, adapters: Sequence[Adapt] | None, rows: Tensor) -> Tensor:
+        """Returns what the logits of the tokens behind `rows` are made from."""
+        every = [*[unchanged] * self._lower, *adapters] if adapters else None
+        return self.upper.final_norm(self.upper(self.words(tokens), positions, None, attend, every, rows))
+
+    @torch.inference_mode()
+    def taught(
+        self, tokens: Tensor, positions: Tensor, lengths: list[int], rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the states at the split and, of `rows`, what the logits are made from."""
+        layers, x = self.upper.layers, self.upper.enter(self.words(tokens), positions)
+        attend, turn = CausalAttention(lengths, self.upper.heads), turn_of(self.upper.config, positions, x.dtype)
+        at_split = through(layers[: self._lower], x, attend, turn=turn)
+        if rows is None:
+            return at_split, None
+        at_end = through(layers[self._lower :], at_split.clone(), attend, rows=rows, turn=turn)
+        return at_split, self.upper.final_norm(at_end)
+
+    def with_layers(self, chosen: Sequence[int]) -> WholeDecoderBody:
+        """Returns a copy that has only these layers, all of them upper ones."""
+        other = copy.deepcopy(self)
+        other.upper.layers = Layers(Layer(self.upper.config, number) for number in range(len(chosen)))
+        for own, number in zip(other.upper.layers, chosen, strict=True):
+            own.load_state_dict(self.upper.layers[number].state_dict())
+        other._lower = 0
+        return other
 
 
 class WholeBody(Body):

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from builder.console import passing_bar
+from builder.learning.bodies import WholeDecoderBody
 from builder.learning.distil import WAY_OUT, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import ParameterGroup, Training, half_precision, products_dtype, train
 from builder.learning.progress import Exam, Progress
 from builder.learning.windows import Shrinking, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.attention import CausalAttention
-from hplm.model.checkpoint import Checkpoint, split
+from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
-from hplm.model.windows import Window
 
 STATES_SHARE = 0.25  # of a root's budget, in which the lower layers learn the states at the split
 LEARNING_UPPER = 4  # upper layers that learn with them
@@ -111,36 +111,11 @@ def _chunks(rows: int) -> Iterator[slice]:
     return (slice(start, start + ROWS) for start in range(0, rows, ROWS))
 
 
-class WholeDecoder:
-    """The original model, which computes its lower layers for whole texts."""
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        config = checkpoint.config
-        alone = replace(config, lower_layers=0, upper_layers=checkpoint.total_layers, window=Window(1, causal=True))
-        words, layers = split(replace(checkpoint, config=alone))
-        self.config, self.split_at = config, config.lower_layers
-        self._words = words.words.to(device).requires_grad_(False)
-        self._layers = layers.to(device).eval().requires_grad_(False)
-
-    @torch.inference_mode()
-    def states(
-        self, tokens: Tensor, positions: Tensor, lengths: list[int], rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the states at the split and, of `rows`, what the logits are made from."""
-        x = self._layers.enter(self._words(tokens), positions)
-        attend, turn = CausalAttention(lengths, self.config.heads), turn_of(self.config, positions, x.dtype)
-        at_split = through(self._layers.layers[: self.split_at], x, attend, turn=turn)
-        if rows is None:
-            return at_split, None
-        at_end = through(self._layers.layers[self.split_at :], at_split.clone(), attend, rows=rows, turn=turn)
-        return at_split, self._layers.final_norm(at_end)
-
-
 class CausalStudent:
     """The two halves of a decoder as they are served, and the whole one that teaches them; None for a domain."""
 
     def __init__(
-        self, config: BackboneConfig, lower: LowerStack, upper: UpperStack, whole: WholeDecoder | None, device: torch.device
+        self, config: BackboneConfig, lower: LowerStack, upper: UpperStack, whole: WholeDecoderBody | None, device: torch.device
     ) -> None:
         self.config, self.device, self.whole = config, device, whole
         self.lower, self.upper = lower.to(device).requires_grad_(False), upper.to(device).requires_grad_(False)
@@ -155,7 +130,7 @@ class CausalStudent:
         at_split = at_end = None
         if self.whole is not None:
             own = index_of(tokens, self.device)
-            at_split, at_end = self.whole.states(own, packed.positions, packed.lengths, rows if to_the_end else None)
+            at_split, at_end = self.whole.taught(own, packed.positions, packed.lengths, rows if to_the_end else None)
         return CausalLesson(**vars(packed), before=rows, following=following, at_split=at_split, at_end=at_end)
 
     def entered(self, lesson: Windowed) -> Tensor:
@@ -180,7 +155,7 @@ def learn_windows(
     A result that is worse than the start on held-out texts is dropped. After an interruption the same call continues.
     """
     held_out, training = (_pieces(part) for part in split_documents(documents, seed))
-    whole = WholeDecoder(checkpoint, device) if checkpoint is not None else None
+    whole = None if checkpoint is None else WholeDecoderBody(checkpoint).to(device).eval().requires_grad_(False)
     student = CausalStudent(config, lower, upper, whole, device)
     batches = partial(reading, config, training, seed, device)
     with half_precision(device):

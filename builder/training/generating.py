@@ -32,6 +32,13 @@ class PromptReader(Reader):
     def __reduce__(self) -> tuple[type[PromptReader], tuple[Store, str, int]]:
         return PromptReader, (self.store, *self.branch)
 
+    def prompt_of(self, example: Example) -> np.ndarray:
+        """Returns the tokens of the prompt, the start id first."""
+        try:
+            return (self.prompts.of_messages if example.is_chat else self.prompts.encode)(example.text)
+        except InvalidInput as error:
+            raise InvalidInput(f"{example.where}: {error}") from None
+
     def _encode(self, task: TrainingTask, example: Example) -> tuple[LookedUp, np.ndarray, bool]:
         """Returns prompt and target as one text. A span is the token before one of the target, and that one."""
         config, prompts = self.store.config, self.prompts

@@ -25,7 +25,7 @@ from builder.learning.limits import Budget
 from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.store.resumable import digest_of
-from builder.store.store import Store
+from builder.store.store import Store, TenantVersion
 from builder.tasks.columns import AS_TRAINED
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
@@ -73,10 +73,27 @@ def score_schemes(
     `runs`: schemes and seeds. Pass the files if they were moved.
     """
     tenant, report = evaluation.tenant, store.report(evaluation.tenant)
-    if "training" not in report:
-        raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
+    if others := {name for name, _ in runs} - SCHEMES.keys():
+        raise InvalidInput(f"--against {min(others)} is for decoders: choose from {', '.join(SCHEMES)}")
     if not tenant.rank and any(name == "adapter" for name, _ in runs):
         raise InvalidInput(f"--against adapter: tenant {tenant.id!r} has a head and no adapter: give --against shared")
+    train_file, dev_file = training_files(tenant, report, train_file, dev_file)
+    options = own_options(report)
+    reader = Reader(store, tenant.domain, tenant.domain_version)
+    columns = AS_TRAINED.after(report)
+    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype, columns=columns)
+    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
+    for name, seed in runs:
+        trained = train_scheme(store, data, name, replace(options, seed=seed))
+        yield data.answers(texts, logits_of(trained.body, trained.model, data, texts))
+
+
+def training_files(
+    tenant: TenantVersion, report: dict[str, Any], train_file: Path | None, dev_file: Path | None
+) -> tuple[Path, Path | None]:
+    """Returns the files that a tenant learned, or raises. Pass them if they were moved."""
+    if "training" not in report:
+        raise InvalidInput(f"tenant {tenant.id!r} was imported and not trained here: leave out --against")
     if start := report.get("from_version"):
         raise InvalidInput(
             f"tenant {tenant.id!r} was trained on version {start}, and the others would learn only its last data: leave out "
@@ -91,16 +108,14 @@ def score_schemes(
                 f"{file} is missing, or has changed since tenant {tenant.id!r} was trained with it: name the original with "
                 f"--{option}, or build the tenant again"
             )
+    return train_file, dev_file
+
+
+def own_options(report: dict[str, Any]) -> TrainingOptions:
+    """Returns the options that a tenant was trained with."""
     known = TrainingOptions.__dataclass_fields__
     own: dict[str, Any] = {name: value for name, value in report.items() if name in known}
-    options = TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
-    reader = Reader(store, tenant.domain, tenant.domain_version)
-    columns = AS_TRAINED.after(report)
-    data = read_data(reader, tenant.task, train_file, dev_file, device, tenant, options.dtype, columns=columns)
-    texts = data.reader.read(evaluation.texts.examples, data.task, tenant.labels)
-    for name, seed in runs:
-        trained = train_scheme(store, data, name, replace(options, seed=seed))
-        yield data.answers(texts, logits_of(trained.body, trained.model, data, texts))
+    return TrainingOptions(**{**own, "places": tuple(own["places"]) if own["places"] else None})
 
 
 def read_task(

@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from builder.evaluation.perplexity import Predicted, Predictor
 from builder.importing.adapter_import import plain_tenant
+from builder.learning.bodies import WholeDecoderBody
 from builder.learning.causal import (
     OF_TEXT,
     PIECE,
     CausalStudent,
     NextTokens,
-    WholeDecoder,
     _pieces,
     learn_windows,
     logs_of,
@@ -112,7 +112,7 @@ def test_the_whole_decoder_says_what_the_library_says(family, tmp_path):
     lengths = np.array([len(text) for text in texts])
     packed, rows = torch.from_numpy(np.concatenate(texts)), torch.from_numpy(predicting(lengths))
     positions = torch.cat([torch.arange(len(text)) for text in texts])
-    _, read = WholeDecoder(checkpoint, torch.device("cpu")).states(packed, positions, lengths.tolist(), rows)
+    _, read = WholeDecoderBody(checkpoint).taught(packed, positions, lengths.tolist(), rows)
     with torch.no_grad():
         expected = torch.cat([model(torch.from_numpy(text)[None]).logits[0, :-1].log_softmax(1) for text in texts])
     assert torch.allclose(logs_of(read, checkpoint.weights["next_token.weight"]), expected, atol=1e-3)

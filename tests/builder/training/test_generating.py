@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from builder.evaluation.writing import write_here
+from builder.importing.adapter_import import plain_tenant
 from builder.publish.export import write_version
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
@@ -133,6 +134,21 @@ def test_the_command_trains_a_decoders_tenant_and_refuses_what_it_ignores(folder
     assert found["share"] == pytest.approx(found["perplexity"] / found["original"], rel=1e-3) and found["share"] < 1
     refused(capsys, "evaluate", "--store", store.folder, "--id", "lights", "--test", train, "--int8")
     printed(capsys, "verify", "--store", store.folder)
+
+
+def test_rivals_learn_the_same_and_the_untouched_model_writes_as_a_plain_tenant(folder, train, tmp_path, capsys):
+    store = decoder_store(folder, tmp_path / "store")
+    options = ["--rank", 4, "--epochs", 1, "--adapter", "lora"]
+    run(capsys, "build", "tenant", "--store", store.folder, "--id", "lights", "--train", train, *options)
+    asked = ["evaluate", "--store", store.folder, "--id", "lights", "--test", train, "--against"]
+    found = run(capsys, *asked, "dedicated,adapter,shared,compressed", "--seeds", 2)
+    assert found["scores"].keys() == {"hplm", "dedicated", "adapter", "shared", "compressed"}
+    assert all(one["rows"] == len(LINES) for one in found["scores"].values())
+    tenant = plain_tenant(store, "base")
+    examples = training_task("generate").read(train)
+    (own,) = (store.folder / "tenants/lights/baselines").glob("*/shared-0.json")
+    assert json.loads(own.read_bytes())["answers"] == write_here(store, tenant, examples, 3, DEVICE)
+    refused(capsys, *asked, "distil")
 
 
 @torch.no_grad()
