@@ -171,12 +171,12 @@ def headlines(known: Sequence[Measurement], results: dict[str, Any]) -> str:
         for figure, claim in one.figures.items():
             if claim.headline:
                 value = figures[figure]
-                lines.append(f"| {100 * value:.{0 if value >= 0.1 else 2}f} % {claim.headline} | `{one.command}` |")
+                lines.append(f"- {100 * value:.{0 if value >= 0.1 else 2}f} % {claim.headline}: `{one.command}`")
         if one.sides:
             rows = [f"| {says} | {' | '.join(shown(figures[side]) for side in own)} |" for says, own in one.compared.items()]
             compared.append("\n".join([f"| | {' | '.join(one.sides)} |", "|---" * (1 + len(one.sides)) + "|", *rows]))
             compared.append(f"Measured by `{one.command}` on two cores ({brief(results[one.command]['cpu'])}).")
-    return "\n\n".join([*compared, "\n".join(["| | measured by |\n|---|---|", *lines])])
+    return "\n\n".join([*compared, "\n".join(lines)])
 
 
 def brief(text: str) -> str:
