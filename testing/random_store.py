@@ -119,7 +119,7 @@ def random_store(
     dtype: str = "fp16",
     tokenizer: Callable[[int], str] | None = None,
 ) -> Store:
-    """Makes a store with a root and its children `domains`, whose keys come from Zipf corpora.
+    """Makes a store with a root and its children `domains`, whose keys come from Zipf corpora. Rows are random.
 
     Every tenant gets an adapter and a head of its own. `spread` is the standard deviation of their weights. `tokenizer`: of a
     vocabulary; by default bytes for decoders and words for encoders.
@@ -128,6 +128,8 @@ def random_store(
     tokenizer = tokenizer or (byte_tokenizer_json if config.is_decoder else tokenizer_json)
     store = Store.create(folder, RANDOM, config, tokenizer(config.vocabulary), lower, upper)
     for number, domain in enumerate(["root", *domains]):
+        if number and config.is_decoder:
+            store.save_lower(domain, 1, random_backbone(config, seed + number)[0])
         random_table(store, domain, 1, ("root", 1) if number else None, corpus_tokens, seed + number, dtype)
     for number, tenant in enumerate(tenants):
         random_tenant(store, tenant, spread, seed + number)

@@ -1,7 +1,7 @@
 """A decoder learns causal windows: first the whole model's states at the split, then what it says of the next token.
 
 Its lower layers learn for a root, with the first of the upper ones. Only its lower layers learn for a domain, from the next
-tokens of its corpus. The windows are shortened as in a lookup.
+tokens of its corpus.
 """
 
 from __future__ import annotations

@@ -89,12 +89,15 @@ def _long_texts(
 
 
 class Shrinking:
-    """Finds the distinct windows of packed texts, most of them whole, some shortened as by a lookup's fallback."""
+    """Finds the distinct windows of packed texts: most of an encoder's are whole, and some shortened as by a lookup.
+
+    A decoder's are whole: where no table has them, they are computed.
+    """
 
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self._space = KeySpace(config.vocabulary, config.window)
-        shares = SHRINKING ** np.arange(len(config.window.levels()))
+        shares = (0.0 if config.is_decoder else SHRINKING) ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> Windowed:

@@ -71,12 +71,12 @@ def write_version(store: Store, tenants: list[TenantVersion], version_folder: Pa
         store.config.save(folder / Backbone.CONFIG)
         for file in (Backbone.TOKENIZER, Backbone.UPPER):
             copy_file(store.folder / file, folder / file)
-        branches = assign_addresses(store.table(*branch) for branch in _needed(store, tenants))
-        tables = [store.folder / "plot" / branch.folder for branch in branches]
-        check_copies(tables, folder)
+        tables = [store.table(*branch) for branch in _needed(store, tenants)]
+        branches = assign_addresses(tables)
+        check_copies([place for table in tables for place in (table.folder, table.lower) if place.exists()], folder)
         for branch, table in zip(branches, tables, strict=True):
-            for file in sorted(table.iterdir()):
-                copy_file(file, folder / Backbone.TABLES / branch.folder / file.name)
+            for name, file in table.files().items():
+                copy_file(file, folder / Backbone.TABLES / branch.folder / name)
         write_tenants(folder, branches, [_recorded(store, tenant, uid, folder) for uid, tenant in enumerate(tenants, start=1)])
     if version_folder.exists() and not replace:
         try:

@@ -42,9 +42,10 @@ class ServingOptions:
     batch_ms: str = "50"
     slots: int = 256
     batch_tokens: int = 4096
-    max_sequences: int = 32  # these five are a decoder's
+    max_sequences: int = 32  # these six are a decoder's
     step_tokens: int = 256
     cache_tokens: int = 16_384
+    kept_mb: int = 256
     queue_texts: int = 8192
     queue_mb: int = 1024
     threads: int = 0

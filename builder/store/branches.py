@@ -103,7 +103,8 @@ class Branches:
         return versions[-1]
 
     def table(self, domain: str, version: int) -> Table:
-        return Table(self.table_folder(domain, version))
+        lower = self._below(domain, version) if self.config.is_decoder else None
+        return Table(self.table_folder(domain, version), lower)
 
     def meta(self, domain: str, version: int) -> TableMeta:
         """Returns a table's description, even if the rest of the table is broken."""

@@ -20,8 +20,11 @@ from hplm.errors import Broken, InvalidInput
 from hplm.lookup.lookup import check_length
 from hplm.model.tensors import sent
 from hplm.model.tokenizer import Encoded
+from hplm.plot.computed import ComputedRows
 from hplm.plot.gathering import Gatherer
 from hplm.tasks import windows_of
+
+KEPT_BYTES = 1 << 30  # of rows that were computed
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Text:
     example: Example
     window: int
     tokens: np.ndarray
-    addresses: np.ndarray  # one a token
+    addresses: np.ndarray  # one a token; the null row's of windows that are to be computed
     segments: np.ndarray
     spans: np.ndarray  # answer rows x 3: the token to read, or UNREAD, and the code points it speaks of
     targets: np.ndarray  # in the form that the task's loss takes
@@ -86,6 +89,8 @@ class Reader:
         self._forest = store.forest(domain, version)
         self._chain = self._forest.chain(domain, version)
         self._gatherer = Gatherer(torch.device("cpu"), torch.float32)
+        self._computes = store.config.is_decoder and store.has_lower(domain, version)
+        self._computed: ComputedRows | None = None  # None: none yet
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opens the same tables where it is sent."""
@@ -97,17 +102,19 @@ class Reader:
         for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
             encoded, spans, shortened = self._encode(task, example)
             hits = self._chain.lookup(encoded.tokens, encoded.lengths)
+            addresses = hits.whole if self._computes else hits.addresses
             levels += np.bincount(hits.levels, minlength=len(levels))
             cut += shortened
             windows = windows_of(spans, len(encoded.tokens)) if task.served.needs_pair else [(slice(None), spans)]
             for number, (at, own) in enumerate(windows):
                 targets = task.targets(example, own, number_of)
-                texts.append(Text(example, number, encoded.tokens[at], hits.addresses[at], encoded.segments[at], own, targets))
+                texts.append(Text(example, number, encoded.tokens[at], addresses[at], encoded.segments[at], own, targets))
         return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
 
     def with_tokens(self, text: Text, tokens: np.ndarray) -> Text:
         """Returns a text with other tokens in the places of its own."""
-        return replace(text, tokens=tokens, addresses=self._chain.lookup(tokens, np.array([len(tokens)])).addresses)
+        hits = self._chain.lookup(tokens, np.array([len(tokens)]))
+        return replace(text, tokens=tokens, addresses=hits.whole if self._computes else hits.addresses)
 
     def pack(self, texts: Texts, chosen: np.ndarray, device: torch.device) -> Pack:
         members, lengths = [texts.texts[i] for i in chosen], texts.lengths[chosen]
@@ -119,7 +126,7 @@ class Reader:
             return sent(numbers.astype(np.int64), device)
 
         return Pack(
-            sums=cache(lambda: sent(self._sums(np.concatenate([text.addresses for text in members]), lengths), device)),
+            sums=cache(lambda: self._sums(members, lengths, device)),
             tokens=index(np.concatenate([text.tokens for text in members])),
             positions=index(positions_of(lengths)),
             segments=index(np.concatenate([text.segments for text in members])),
@@ -129,10 +136,18 @@ class Reader:
             targets=sent(np.concatenate([text.targets for text in members]), device),
         )
 
-    def _sums(self, addresses: np.ndarray, lengths: np.ndarray) -> Tensor:
+    def _sums(self, texts: Sequence[Text], lengths: np.ndarray, device: torch.device) -> Tensor:
+        addresses = np.concatenate([text.addresses for text in texts])
         if len(self._gatherer.broken(self._forest, addresses)):
             raise Broken("a table is corrupt: `hplm verify --store` names it")
-        return self._gatherer.sums(self._forest, addresses, lengths)
+        sums = sent(self._gatherer.sums(self._forest, addresses, lengths), device)
+        if self._computes:
+            if self._computed is None:
+                lower = self.store.lower(*self.branch).to(device).eval()
+                self._computed = ComputedRows(self.store.config, device, sums.dtype, lambda _: lower, KEPT_BYTES)
+            keys = self._chain.space.of(np.concatenate([text.tokens for text in texts]), lengths)
+            self._computed.fill(sums, addresses, keys, [(self._chain.domain, len(addresses))])
+        return sums
 
     def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded | LookedUp, np.ndarray, bool]:
         """Returns the tokens, the answer rows, and whether a part was dropped."""

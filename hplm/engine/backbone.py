@@ -1,27 +1,43 @@
-"""A served backbone with all that the engine computes with: its upper layers and the records of its tenants."""
+"""A served backbone with all that the engine computes with: its layers and the records of its tenants."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from hplm.adapters.layout import Layout
 from hplm.adapters.records import Records
+from hplm.location import Location
 from hplm.lookup.views import Views
-from hplm.model.stacks import UpperStack
+from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.weights import load_weights
+from hplm.plot.table import Table
 from hplm.tenants.snapshot import EXPORT_AGAIN
 from hplm.tenants.state_folder import EXPORTED_RECORDS, EXPORTED_UPPER, exported_folders
+
+CPU = torch.device("cpu")
 
 
 class Backbone(Views):
     UPPER = EXPORTED_UPPER
     RECORDS = EXPORTED_RECORDS
 
-    def __init__(self, folder: Path, *others: Any, **named: Any) -> None:
-        super().__init__(folder, *others, **named)
+    def __init__(
+        self,
+        folder: Path,
+        state: Location | None = None,
+        prepare: Callable[[Table], object] = lambda _: None,
+        device: torch.device = CPU,
+        **named: Any,
+    ) -> None:
+        """`device`: of a decoder's lower layers. They are opened with their tables."""
+        self._device = device
+        self._lower = WeakKeyDictionary[Table, LowerStack]()
+        super().__init__(folder, state, lambda table: (self._open_lower(table), prepare(table)), **named)
         self.records = Records(*(place / EXPORTED_RECORDS for place in (folder, *([self.state.folder] if self.state else []))))
 
     @property
@@ -33,6 +49,22 @@ class Backbone(Views):
         upper = UpperStack(self.config)
         upper.load_state_dict(load_weights(self.folder / self.UPPER, EXPORT_AGAIN))
         return upper
+
+    def lower(self, table: Table) -> LowerStack | None:
+        """Returns the layers that compute what a decoder's table lacks; None if they did not come with it."""
+        return self._lower.get(table)
+
+    def _open_lower(self, table: Table) -> None:
+        """Loads the lower layers. Those of several domains share the weights that are equal."""
+        if not table.lower.exists():
+            return
+        weights = {name: weight.to(self._device) for name, weight in load_weights(table.lower, EXPORT_AGAIN).items()}
+        for other in list(self._lower.values()):
+            weights |= {name: own for name, own in other.state_dict().items() if torch.equal(own, weights[name])}
+        with torch.device("meta"):
+            lower = LowerStack(self.config)
+        lower.load_state_dict(weights, assign=True)
+        self._lower[table] = lower.eval().requires_grad_(False)
 
 
 def own_threads(folder: Path) -> int:

@@ -12,7 +12,6 @@ from math import ceil
 
 from hplm.adapters.record import Record
 from hplm.adapters.slots import Slots
-from hplm.arrays import Array
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
 from hplm.generation.detokenizer import Decode, Detokenizer
@@ -81,7 +80,6 @@ class DecoderRequest:
 
     tenant: PinnedTenant
     prompt: list[int]  # empty until it was read
-    addresses: Array  # of the rows of the prompt's tokens
     sampling: Sampling
     respond: Respond
     decode: Decode
@@ -92,7 +90,7 @@ class DecoderRequest:
     allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
     in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
-    read: Callable[[DecoderRequest], None] | None = None  # sets `prompt`, `addresses` and `echo`; None: they are set
+    read: Callable[[DecoderRequest], None] | None = None  # sets `prompt` and `echo`; None: they are set
     unread_bytes: int = 1  # bytes of the prompt that was not read
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
@@ -127,7 +125,6 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.ids = request.prompt.copy()
-        self.addresses: list[int] = request.addresses.tolist()  # of the rows of `ids`; the newest may still be missing
         self.seed = seed_of(request.seed, choice)
         self.detokenizer = Detokenizer(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None

@@ -45,6 +45,11 @@ class Planned:
         """Whether a next token is chosen after it."""
         return self.count == self.sequence.uncomputed
 
+    def tokens(self, before: int) -> list[int]:
+        """Returns its tokens, and so many before them."""
+        computed = self.sequence.computed
+        return self.sequence.ids[max(0, computed - before) : computed + self.count]
+
 
 def halves(planned: list[Planned]) -> tuple[list[Planned], ...]:
     """Returns two smaller steps instead of one: of half the sequences each or, of a single one, of half its tokens."""

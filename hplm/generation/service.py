@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,6 @@ from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger("hplm.generation.service")  # also where it is the process's main module
-NO_ADDRESSES = np.empty(0, dtype=np.int64)
 
 
 class DecoderService:
@@ -72,11 +72,12 @@ class DecoderService:
         self._quotas = Quotas()
         self._refused: frozenset[int] = frozenset()  # uids of tenants
         self._requests: dict[int, DecoderRequest] = {}  # by their numbers in the model process
-        self._put_back = 0  # as counted until now
+        self._counted = defaultdict[Series, int](int)  # until now
         sizes = settings.cache_tokens, config.positions, config.upper_layers, config.key_width
         cache = Cache(*sizes, settings.device, settings.dtype)
         # Each running sequence holds one slot of a layout at most.
-        self._stager = DecoderStager(backbone, cache, settings.max_sequences, settings.resident_rows)
+        slots = settings.max_sequences
+        self._stager = DecoderStager(backbone, cache, slots, settings.resident_rows, settings.kept_bytes)
         running = RunningSequences(cache, settings.max_sequences, settings.step_tokens)
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running),
@@ -161,15 +162,13 @@ class DecoderService:
             self._quotas.check(tenant)  # others were charged while it waited
             tokens, echo = self._tokens(form, sampling.max_tokens, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
-            addresses = request.tenant.chain.lookup(tokens, np.array([len(tokens)])).addresses
-            request.prompt, request.addresses, request.echo = tokens.tolist(), addresses, echo if sampling.echo else ""
+            request.prompt, request.echo = tokens.tolist(), echo if sampling.echo else ""
 
         try:
             chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
             request = DecoderRequest(
                 PinnedTenant(tenant.id, tenant.uid, tenant.version, chain, tenant.adapter, keeps=view),
                 [],
-                NO_ADDRESSES,
                 sampling,
                 answered,
                 self._prompts.decode,
@@ -206,8 +205,8 @@ class DecoderService:
             self._watcher.close()
 
     def look(self) -> None:
-        """Sets the meter's gauges, and counts what was put back."""
-        running, queue = self.loop.running, self.loop.queue
+        """Sets the meter's gauges, and adds to its counters what has been counted elsewhere."""
+        running, computed, queue = self.loop.running, self._stager.computed, self.loop.queue
         room = running.cache.tokens
         cached = room - running.free
         gauges: dict[Series, float] = {
@@ -221,8 +220,14 @@ class DecoderService:
             gauges[names.REGISTRY_AGE_SECONDS, ()] = self._backbone.age
             gauges[names.REGISTRY_GENERATION, ()] = self._backbone.generation
         self.meter.set_all(gauges)
-        self.meter.add(names.PUT_BACK, running.put_back - self._put_back)
-        self._put_back = running.put_back
+        counted: dict[Series, int] = {
+            (names.PUT_BACK, ()): running.put_back,
+            (names.MISSING_WINDOWS, ("computed",)): computed.computed,
+            (names.MISSING_WINDOWS, ("kept",)): computed.found,
+        }
+        for (name, labels), count in counted.items():
+            self.meter.add(name, count - self._counted[name, labels], *labels)
+        self._counted.update(counted)
 
     def _tokens(self, form: PromptForm, max_tokens: int, truncate: bool) -> tuple[Array, str]:
         """Returns the tokens of a prompt, and its text. Raises if with the answer they are too many."""
@@ -255,7 +260,7 @@ def open_service(begin: Begin, host: Host) -> DecoderService:
         if preloads:
             rows.preload()
 
-    backbone = Backbone(begin.folder, begin.state, prepare)
+    backbone = Backbone(begin.folder, begin.state, prepare, settings.device)
     prompts = Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
     service = apart(lambda: DecoderService(backbone, prompts, settings, host))
     backbone.catch_up()

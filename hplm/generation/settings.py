@@ -24,6 +24,7 @@ class DecoderSettings:
     limits: Limits = field(default_factory=lambda: Limits(8192, 10**9))  # of prompts that wait, and of sequences
     deadline_us: int = 0  # of requests that name none, and whose tenant has none; 0: no deadline
     resident_rows: int = 0  # of each table, on the device
+    kept_bytes: int = 256 * 10**6  # of rows that no table has, on the device
     threads: int = 0  # that compute, on a CPU; 0: as many as torch takes
 
 
@@ -40,6 +41,7 @@ def read_settings(given: Mapping[str, str], device: torch.device | None = None) 
         policy=parameters["policy"],
         limits=Limits(whole_number(parameters, "queue_texts"), whole_number(parameters, "queue_mb") * 10**6),
         deadline_us=deadline_us(parameters),
+        kept_bytes=whole_number(parameters, "kept_mb", least=0) * 10**6,
         resident_rows=whole_number(parameters, "plot_hot", least=0) if device.type != "cpu" else 0,
         threads=whole_number(parameters, "threads", least=0),
     )

@@ -28,6 +28,7 @@ from hplm.model.layer import Attend
 from hplm.model.products import Prepacked, can_prepack, replace_products
 from hplm.model.stacks import UpperStack
 from hplm.model.tensors import sent
+from hplm.plot.computed import ComputedRows
 from hplm.plot.forest import Chain
 from hplm.plot.gathering import Gatherer
 
@@ -48,13 +49,14 @@ class Staged:
 class DecoderStager:
     """The loop's thread owns it. A running sequence holds the slot of its adapter."""
 
-    def __init__(self, backbone: Backbone, cache: Cache, slots: int, resident_rows: int = 0) -> None:
-        """`slots`: of each layout."""
+    def __init__(self, backbone: Backbone, cache: Cache, slots: int, resident_rows: int = 0, kept_bytes: int = 10**6) -> None:
+        """`slots`: of each layout. `kept_bytes`: of rows that no table has."""
         self._backbone = backbone
         self._cache = cache
         self._count = slots
         self._device, self._dtype = cache.device, cache.dtype
         self._gatherer = Gatherer(cache.device, cache.dtype, resident_rows)
+        self.computed = ComputedRows(backbone.config, cache.device, cache.dtype, backbone.lower, kept_bytes)
         self._slots: dict[Layout, Slots] = {}
 
     def slots(self) -> dict[Layout, Slots]:
@@ -89,25 +91,27 @@ class DecoderStager:
         """Sequences whose stored rows are broken are passed to `broken`, and left out. Returns None if none is left."""
         forest = self._backbone.view.forest
         planned = sorted(planned, key=_place)
-        self._find([one.sequence for one in planned])
-        new = [(one.sequence.addresses, one.sequence.computed, one.count) for one in planned]
-        addresses = [np.array(own[start : start + count], dtype=np.int64) for own, start, count in new]
+        found = self._found(planned)
+        addresses = [own for own, _ in found]
         kept = self._gatherer.readable(forest, addresses, lambda number, error: broken(planned[number].sequence, error))
         # Others ended with another answer of their request.
         kept = [number for number in kept if planned[number].sequence.blocks is not None]
         if not kept:
             return None
-        planned, addresses = [planned[number] for number in kept], together([addresses[number] for number in kept])
+        planned = [planned[number] for number in kept]
+        addresses, keys = (together(own) for own in zip(*(found[number] for number in kept), strict=True))
         counts = np.array([one.count for one in planned], dtype=np.int64)
         before = np.array([one.sequence.computed for one in planned], dtype=np.int64)
         table, ends = table_of([one.sequence.blocks or () for one in planned]), np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
         slots = [one.sequence.adapter for one in planned]
+        sums = self._gatherer.sums(forest, addresses, counts)
+        self.computed.fill(sums, addresses, keys, [(one.sequence.request.tenant.chain.domain, one.count) for one in planned])
         placed = {own: own.fill() for own in self._slots.values()}, self._device
         return Staged(
             planned=list(planned),
-            sums=self._gatherer.sums(forest, addresses, counts),
+            sums=sums,
             positions=self._sent(ranges(before, counts)),
             attend=attention_over(self._backbone.config, self._cache, Chunks(table, before, counts), seeded),
             adapters=rows_by_layout(slots, counts.tolist(), *placed),
@@ -115,19 +119,22 @@ class DecoderStager:
             rows=self._sent(ends[completes] - 1),
         )
 
-    def _find(self, sequences: Many[Sequence]) -> None:
-        """Finds the rows of new tokens. A window reaches back over n tokens: these are looked up, and the last row is kept."""
-        n = self._backbone.config.window.n
-        of_chain: defaultdict[Chain, list[Sequence]] = defaultdict(list)
-        for sequence in sequences:
-            if len(sequence.addresses) < len(sequence.ids):
-                of_chain[sequence.request.tenant.chain].append(sequence)
-        for chain, its in of_chain.items():
-            ends = [sequence.ids[-n:] for sequence in its]
-            lengths = np.array([len(end) for end in ends], dtype=np.int64)
-            hits = chain.lookup(np.concatenate(ends), lengths)
-            for sequence, address in zip(its, hits.addresses[np.cumsum(lengths) - 1].tolist(), strict=True):
-                sequence.addresses.append(address)
+    def _found(self, planned: Many[Planned]) -> list[tuple[Array, Array]]:
+        """Looks the new tokens of each sequence up, with those before that their windows reach. Returns addresses and keys."""
+        reach = self._backbone.config.window.n - 1
+        of_chain: defaultdict[Chain, list[int]] = defaultdict(list)
+        for number, one in enumerate(planned):
+            of_chain[one.sequence.request.tenant.chain].append(number)
+        found: dict[int, tuple[Array, Array]] = {}
+        for chain, numbers in of_chain.items():
+            texts = [planned[number].tokens(reach) for number in numbers]
+            tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+            hits, keys = chain.lookup(tokens, lengths), chain.space.of(tokens, lengths)
+            addresses = hits.addresses if self._backbone.lower(chain.domain) is None else hits.whole
+            for number, end in zip(numbers, np.cumsum(lengths).tolist(), strict=True):
+                own = slice(end - planned[number].count, end)
+                found[number] = addresses[own], keys[own]
+        return [found[number] for number in range(len(planned))]
 
     def _sent(self, numbers: Array) -> Tensor:
         return sent(numbers.astype(np.int64), self._device)

@@ -183,6 +183,12 @@ WAITING_SEQUENCES = Metric("hplm_waiting_sequences", GAUGE, "Answers that have n
 CACHE_TOKENS = Metric("hplm_cache_tokens", GAUGE, "Tokens whose room in the cache of keys and values is taken")
 CACHE_ROOM = Metric("hplm_cache_room_tokens", GAUGE, "Tokens for which the cache of keys and values has room, taken or free")
 CACHE_SHARE = Metric("hplm_cache_share", GAUGE, "Part of the cache of keys and values that is taken, from 0 to 1")
+MISSING_WINDOWS = Metric(
+    "hplm_missing_windows_total",
+    COUNTER,
+    "Windows of a decoder's tokens that no table has, by where their rows came from: computed, or kept since an earlier token",
+    ("row",),
+)
 PUT_BACK = Metric("hplm_put_back_total", COUNTER, "Answers that had to wait again because the cache was full")
 FIRST_TOKEN_SECONDS = Histogram(
     "hplm_first_token_seconds",

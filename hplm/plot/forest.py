@@ -37,13 +37,19 @@ class Hits(NamedTuple):
         """The number of times that the window was shortened."""
         return self.tries // self.chain
 
+    @property
+    def whole(self) -> Array:
+        """The addresses, but the null row's where no table has the whole window."""
+        return np.where(self.levels > 0, NULL, self.addresses)
+
 
 class Chain:
     """The tables of a domain, its parent and so on to the root, in the order in which a lookup searches them."""
 
     def __init__(self, links: Sequence[tuple[Table, int]]) -> None:
         self.links = links
-        self.space = links[0][0].space
+        self.domain = links[0][0]
+        self.space = self.domain.space
 
     def lookup(self, tokens: Array, lengths: Array) -> Hits:
         """Returns the first hit of each token's window.

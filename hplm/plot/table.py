@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # lookup, which reads no rows, starts without torch
     from hplm.plot.rows import StoredRows
 
 
+LOWER = "lower.safetensors"  # beside a decoder's exported table
 BranchId = tuple[str, int]  # a domain and its version
 
 
@@ -45,8 +46,10 @@ class Branch:
 class Table:
     """An open table. The index and the rows are opened when they are first used."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lower: Path | None = None) -> None:
+        """`lower`: the layers that compute what a decoder's table lacks, if they are not in its folder."""
         self.folder = folder
+        self.lower = lower or folder / LOWER  # an encoder's do not exist
         self.meta = TableMeta.load(folder / "meta.json")
         self.space = self.meta.space
         for name, size in self.meta.sizes().items():
@@ -58,6 +61,11 @@ class Table:
     def size(self) -> int:
         """The number of rows, including the null row."""
         return self.meta.rows
+
+    def files(self) -> dict[str, Path]:
+        """Returns the files that a copy of the table has, by name."""
+        found = {file.name: file for file in sorted(self.folder.iterdir())}
+        return found | ({LOWER: self.lower} if self.lower.exists() else {})
 
     @cached_property
     def index(self) -> Index:

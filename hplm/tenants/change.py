@@ -57,9 +57,10 @@ class ChangeFiles:
             folder = f"{TABLES}/{branch_id[0]}/{branch_id[1]}{unique}/"
             self._written.add(folder)
             try:
-                self._store.expect_room(bytes_in(table.folder), f"the table in {table.folder}")
-                for file in sorted(table.folder.iterdir()):
-                    self._store.put(f"{folder}{file.name}", file)
+                files = table.files()
+                self._store.expect_room(bytes_in(*files.values()), f"the table in {table.folder}")
+                for name, file in files.items():
+                    self._store.put(f"{folder}{name}", file)
             except (HplmError, OSError, KeyboardInterrupt):
                 with suppress(HplmError, OSError):  # a later change removes it after a day
                     self.delete_written()

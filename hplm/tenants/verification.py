@@ -97,6 +97,8 @@ def check_table(folder: Path, progress: Progress) -> Iterator[str]:
         progress(sum(table.meta.index.sizes().values()))
     except HplmError as error:
         yield f"table {folder}: {error}"
+    if table.lower.exists():
+        yield from check_file(table.lower, progress)
     if wrong := list(table.rows.broken(progress)):
         rows = f"row{'s' if len(wrong) > 1 else ''} {some(wrong)}"
         yield f"table {folder}: checksum mismatch in {rows} of values: build or copy the table again"

@@ -35,9 +35,6 @@ class Fake:
     def change(self, tenant):
         self.pinned[tenant] = self._pinned(tenant, self.pinned[tenant].version + 1)
 
-    def addresses(self, source, prompt):
-        return np.zeros(len(prompt), dtype=np.int64)
-
     def machine(self, world, cache, max_sequences):
         machine = Machine(world, cache, max_sequences)
         return machine, machine

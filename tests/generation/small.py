@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from builder.publish.export import write_version
@@ -46,8 +45,8 @@ class Served:
     def records(self):
         return self.backbone.records
 
-    def addresses(self, source, prompt):
-        return source.chain.lookup(np.array(prompt), np.array([len(prompt)])).addresses
+    def lower(self, table):
+        return self.backbone.lower(table)
 
     def machine(self, world, cache, max_sequences):
         return DecoderStager(self, cache, max_sequences), Decoder(self.backbone.upper(), DEVICE, torch.float32)

@@ -58,9 +58,10 @@ def test_a_damaged_row_fails_the_requests_that_read_it_alone(tmp_path):
     small = Small(tmp_path)
     world = World(small)
     bad, good = (world.ask([token, 4], greedy(3), tenant) for token, tenant in ((7, 0), (9, 1)))
-    ((table, base),) = small.pinned[0].chain.links
+    ((table, _),) = small.pinned[0].chain.links
     with open(table.folder / "values", "r+b") as values:
-        values.seek((int(bad.request.addresses[1]) - base) * table.meta.row_bytes)
+        row = table.index.find(table.space.of(np.array(bad.request.prompt), np.array([3])))[1]
+        values.seek(int(row) * table.meta.row_bytes)
         values.write(b"\xff" * 4)
     world.run()
     assert isinstance(bad.error, Broken) and "checksum" in str(bad.error)
@@ -140,9 +141,7 @@ def test_what_is_remembered_takes_no_room_from_others():
 def test_a_request_that_is_cancelled_before_its_prompt_is_read_never_starts():
     """Another thread may offer it after a step has looked for those that were cancelled."""
     world, said = World(Fake()), Said()
-    said.request = DecoderRequest(
-        world.model.pinned[0], [], np.zeros(0, dtype=np.int64), greedy(3, n=2), said, decode, arrival_ns=1, seed=0
-    )
+    said.request = DecoderRequest(world.model.pinned[0], [], greedy(3, n=2), said, decode, arrival_ns=1, seed=0)
     world.cancel(said)
     world.loop.expire()
     world.loop.enqueue(said.request)

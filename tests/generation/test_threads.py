@@ -38,7 +38,6 @@ class Served:
             self.read.append(tenant)
             reading()
             request.prompt = [START, *prompt]
-            request.addresses = self.world.model.addresses(request.tenant, request.prompt)
 
         unread = {"read": read, "unread_bytes": size or len(prompt)}
         said.request = self.world.request([], sampling, respond, tenant, time.monotonic_ns(), **unread, **more)

@@ -158,8 +158,7 @@ class World:
     def request(self, prompt, sampling, respond, tenant=0, arrival_ns=0, seed=0, start=True, **more) -> DecoderRequest:
         """`start`: the start id stands before the prompt."""
         source, prompt = self.model.pinned[tenant], [self.model.config.start_id] * start + list(prompt)
-        addresses = self.model.addresses(source, prompt)
-        return DecoderRequest(source, prompt, addresses, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
+        return DecoderRequest(source, prompt, sampling, respond, decode, arrival_ns=arrival_ns, seed=seed, **more)
 
     def ask(self, prompt, sampling, tenant=0, waited_ns=0, **more) -> Said:
         """Offers a request, or raises. `waited_ns`: at the front door."""

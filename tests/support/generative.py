@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import Layer, activation
-from hplm.model.stacks import UpperStack
-from testing.reference import Reference, adapters_of, normed
+from hplm.model.stacks import LowerStack, UpperStack
+from hplm.tenants.snapshot import Tenant
+from testing.reference import Dictionaries, adapters_of, normed, windows_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Written:
 class GenerativeReference:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
-        self._lower = Reference(backbone)
+        self._dictionaries = Dictionaries(backbone.config.window)
+        self._computed = cache(self._compute)
 
     @cached_property
     def _upper(self) -> UpperStack:
@@ -62,12 +64,31 @@ class GenerativeReference:
     def logits(self, tokens: Sequence[int], tenant_id: str) -> Tensor:
         """Returns the logits of the token behind each token of a sequence: tokens x vocabulary."""
         tenant, config, upper = self.backbone.view.snapshot.find(tenant_id), self.backbone.config, self._upper
-        x = self._lower.lower_half([int(token) for token in tokens], tenant)
+        x = self._lower_half([int(token) for token in tokens], tenant)
         if config.has_places:
             x = x + upper.positions.weight[: len(x)]
         for layer, adapted in zip(upper.layers, adapters_of(self.backbone, tenant.adapter, config.upper_layers), strict=True):
             x = self._through(layer, x, adapted)
         return normed(x, upper.final_norm) @ upper.next_token.weight.T
+
+    def _lower_half(self, tokens: list[int], tenant: Tenant) -> Tensor:
+        tables = [table for table, _ in self.backbone.view.forest.chain(tenant.domain, tenant.domain_version).links]
+        lower, rows = self.backbone.lower(tables[0]), list[Tensor]()
+        for window in windows_of(self.backbone.config.window, [tokens]).tolist():
+            level, link, row = self._dictionaries.find(window, tables)
+            is_missing = level > 0 and lower is not None
+            rows.append(self._computed(lower, tuple(window)) if is_missing else tables[link].rows.vectors(row)[0])
+        return torch.stack(rows)
+
+    def _compute(self, lower: LowerStack, window: tuple[int, ...]) -> Tensor:
+        """Returns the row of a window, which is read as a text behind the start id."""
+        config, ids = self.backbone.config, [token - 1 for token in window if token]
+        ids = [config.start_id, *ids[ids[0] == config.start_id :]]
+        places = lower.places[: len(ids)] if config.has_places else torch.zeros(len(ids), 1)
+        x = lower.words.weight[ids] + places
+        for layer in lower.layers:
+            x = self._through(layer, x, lambda place, before, after: after)
+        return (x - places)[-1].half().float()
 
     def _through(self, layer: Layer, x: Tensor, adapted: Callable[[str, Tensor, Tensor], Tensor]) -> Tensor:
         config = self.backbone.config

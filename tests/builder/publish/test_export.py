@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from builder.publish.export import export
 from builder.publish.model_configs import ALIAS, ServingOptions
@@ -19,10 +20,10 @@ from hplm.parameters import parameters_of
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_backbone, random_store, random_tenant, random_tenants
-from testing.toy import CHAT, CONFIG, SERVED
+from testing.toy import CHAT, CONFIG, SERVED, make_decoder
 from tests.builder.stores import full_disk, give_other_values
 from tests.cli.commands import flip, printed
-from tests.support.message import mentioning
+from tests.support.message import mentioning, mentions
 
 
 def test_a_backbone_s_three_model_folders_and_the_alias(toy):
@@ -35,6 +36,28 @@ def test_a_backbone_s_three_model_folders_and_the_alias(toy):
         Table(toy.folder / "plot" / branch.folder).verify()
     modes = {path.stat().st_mode & 0o777 for path in toy.repository.rglob("*") if path.is_file()}
     assert len(modes) == 1  # in the container, the server runs as another user than the export
+
+
+def test_a_decoders_lower_layers_come_with_its_tables_and_equal_weights_are_in_memory_once(tmp_path):
+    """An encoder's, and those of an export without them, are not served: then lookups shorten the windows."""
+    store = make_decoder(tmp_path / "store", [TenantVersion("plain", 1, "law", 1, "generate", [], 0)], ["law"])
+    lower = store.lower("law", 1)
+    lower.words = store.lower("root", 1).words
+    store.save_lower("law", 1, lower)
+    export(store, tmp_path / "repository", ServingOptions())
+    version = tmp_path / "repository/chat/1"
+    backbone = Backbone(version)
+    found = {domain: backbone.lower(backbone.view.forest.chain(domain, 1).domain) for domain in ("root", "law")}
+    for domain, own in found.items():
+        assert all(torch.equal(weight, own.state_dict()[name]) for name, weight in store.lower(domain, 1).state_dict().items())
+    assert found["root"].words.weight.data_ptr() == found["law"].words.weight.data_ptr()
+    assert found["root"].layers[0].qkv.weight.data_ptr() != found["law"].layers[0].qkv.weight.data_ptr()
+
+    flip(version / "plot/law/1/lower.safetensors", -5)
+    assert mentions(str(Backbone(version).view.forest.failures()), "law", "lower.safetensors", "hplm export")
+    (version / "plot/law/1/lower.safetensors").unlink()
+    backbone = Backbone(version)
+    assert backbone.lower(backbone.view.forest.chain("law", 1).domain) is None
 
 
 def test_an_export_never_overwrites_another_one_unless_it_is_told_to(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
 from builder.publish.export import export
 from builder.publish.live import add_domain, add_tenant, update_domain, update_tenant
@@ -19,8 +20,8 @@ from hplm.plot.table import Table
 from hplm.registry.folder import Folder
 from hplm.registry.pointer import begin
 from hplm.tenants.manager import Manager
-from testing.random_store import random_store, random_table, random_tenant, random_tenants
-from testing.toy import CONFIG
+from testing.random_store import random_backbone, random_store, random_table, random_tenant, random_tenants
+from testing.toy import CONFIG, make_decoder
 from tests.builder.stores import give_other_values, rows
 from tests.places import answer, exported_answer, make_place
 from tests.places import learn as learn_one
@@ -76,6 +77,22 @@ def test_a_canary_moves_first_and_the_other_tenants_later(place, capsys):
     assert sorted(rest.moved + second.moved + first.moved) == [f"tenant-{i}" for i in range(8) if i != 3]
     with pytest.raises(InvalidInput, match=mentioning("'bio'", 2, "tenant-8", "tenant-9", "hplm build tenant")):
         update_domain(live, store, "bio")
+
+
+def test_a_new_version_of_a_decoders_table_brings_its_own_lower_layers(tmp_path):
+    law = TenantVersion("law", 1, "law", 1, "generate", [], 0)
+    store = make_decoder(tmp_path / "store", [law], ["law"])
+    export(store, tmp_path / "repository", ServingOptions())
+    begin(Folder(tmp_path / "state/chat"))
+    backbone = Backbone(tmp_path / "repository/chat/1", tmp_path / "state")
+    store.save_lower("law", 2, random_backbone(store.config, 9)[0])
+    random_table(store, "law", 2, ("root", 1), 500, seed=9)
+    random_tenant(store, replace(law, version=2, domain_version=2), 0.3, seed=9)
+    update_domain(Manager.open(tmp_path / "repository", tmp_path / "state", "chat"), store, "law")
+    backbone.refresh()
+    for version in (1, 2):
+        own = backbone.lower(backbone.view.forest.chain("law", version).domain)
+        assert torch.equal(own.layers[0].qkv.weight, store.lower("law", version).layers[0].qkv.weight)
 
 
 def test_tables_that_no_tenant_needs_are_removed_and_addresses_are_never_used_twice(place):

@@ -1,0 +1,89 @@
+"""Rows of windows that no table has: computed by the domain's lower layers as the table would store them, and kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hplm.arrays import Array
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack
+from hplm.model.tensors import sent
+from hplm.plot.forest import NULL
+from hplm.plot.rows import CODINGS
+from hplm.plot.table import Table
+
+BATCH = 1024  # the most windows that are computed at once
+
+LowerOf = Callable[[Table], LowerStack | None]  # on the device; None: no window of this table is asked for
+Missed = tuple[ref[Table], bytes]  # the table of the domain that has not the window, and the window's key
+
+
+class ComputedRows:
+    """One thread owns it. Where all places are taken, the rows that were not used for the longest time go.
+
+    A row is found again only under its own table: a new version of a domain has other lower layers.
+    """
+
+    def __init__(
+        self, config: BackboneConfig, device: torch.device, dtype: torch.dtype, lower_of: LowerOf, most_bytes: int
+    ) -> None:
+        room = max(1, most_bytes // (config.hidden * dtype.itemsize))
+        self._kept = torch.empty(room, config.hidden, dtype=dtype, device=device)
+        self._places: dict[Missed, int] = {}  # the row of each window in `_kept`, the one that was used last at the end
+        self._lower_of = lower_of
+        self.computed = self.found = 0  # windows that were computed, and those that had been before
+
+    def fill(self, sums: Tensor, addresses: Array, keys: Array, texts: Sequence[tuple[Table, int]]) -> None:
+        """Writes the rows of the windows that have the null row. `keys`: of all. `texts`: each one's domain, and its tokens."""
+        at = np.flatnonzero(addresses == NULL)
+        of: list[int] = np.repeat(np.arange(len(texts)), [count for _, count in texts])[at].tolist()
+        windows: list[Missed] = [(ref(texts[text][0]), key.tobytes()) for text, key in zip(of, keys[at], strict=True)]
+        most = min(BATCH, len(self._kept))  # so that none of them takes the place of another one
+        for start in range(0, len(at), most):
+            part = slice(start, start + most)
+            places = sent(np.array(self._places_of(windows[part])), sums.device)
+            sums.index_copy_(0, sent(at[part], sums.device), self._kept.index_select(0, places))
+
+    def _places_of(self, windows: Sequence[Missed]) -> list[int]:
+        """Returns where the rows are kept. Computes those that are not."""
+        for window in windows:
+            if (place := self._places.pop(window, None)) is not None:
+                self._places[window] = place
+        new = [window for window in dict.fromkeys(windows) if window not in self._places]
+        if new:
+            rows = self._computed(new)
+            for window in new:
+                full = len(self._places) == len(self._kept)
+                self._places[window] = self._places.pop(next(iter(self._places))) if full else len(self._places)
+            places = sent(np.array([self._places[window] for window in new]), rows.device)
+            self._kept.index_copy_(0, places, rows)
+        self.computed += len(new)
+        self.found += len(windows) - len(new)
+        return [self._places[window] for window in windows]
+
+    @torch.no_grad()
+    def _computed(self, windows: Sequence[Missed]) -> Tensor:
+        of_table = defaultdict[ref[Table], list[int]](list)
+        for number, (table, _) in enumerate(windows):
+            of_table[table].append(number)
+        rows = torch.empty(len(windows), self._kept.shape[1], dtype=self._kept.dtype)
+        for its, numbers in of_table.items():
+            table = its()
+            assert table is not None  # a text has it
+            rows[numbers] = self._by_layers(table, b"".join(windows[number][1] for number in numbers))
+        return sent(rows, self._kept.device)
+
+    def _by_layers(self, table: Table, keys: bytes) -> Tensor:
+        """Returns what the table would store, in the type of the sums."""
+        lower, device, coding = self._lower_of(table), self._kept.device, CODINGS[table.meta.dtype]
+        assert lower is not None
+        windows = table.space.unpack(np.frombuffer(keys, dtype=np.uint64).reshape(-1, table.space.words))
+        with torch.autocast(device.type, enabled=False):  # tables are computed in 32 bits
+            stored = coding.encode(lower(sent(windows, device)).cpu())
+        return coding.bags(coding.typed(stored), torch.arange(len(windows))[:, None], self._kept.dtype)
