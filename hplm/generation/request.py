@@ -19,7 +19,7 @@ from hplm.generation.sampling import Sampling, seed_of
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
-TOKEN_BYTES = 96  # that a waiting token takes: its id and its address are numbers of Python, in several lists
+TOKEN_BYTES = 48  # that a waiting token takes: its id is a number of Python, in several lists
 BIAS_BYTES, ID_BYTES = 128, 40  # that an id in `logit_bias` takes, and one in `stop_token_ids`
 CONTEXT = 4  # tokens of the prompt with which the answer's first tokens are turned into text
 
