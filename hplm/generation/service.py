@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from sys import getsizeof
 
-import numpy as np
-
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, own_threads
 from hplm.errors import HplmError, InvalidInput
