@@ -31,7 +31,7 @@ def test_the_memory_of_waiting_requests_is_counted(tokens, more, echo):
     try:
         sampling = Sampling(**{name: value() if callable(value) else value for name, value in more.items()})
         given = {"arrival_ns": 1, "seed": 1, "echo": "水" * echo}
-        sequence = Sequence(DecoderRequest(source, ids.tolist(), ids.copy(), sampling, print, lambda ids: "", **given))
+        sequence = Sequence(DecoderRequest(source, ids.tolist(), sampling, print, lambda ids: "", **given))
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
