@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from builder.evaluation.comparison import Compared
+    from builder.evaluation.evaluation import Evaluation
     from builder.store.store import Store
     from builder.tasks.scores import Scores
 
@@ -133,9 +134,8 @@ def _of_decoder(
     trained: Callable[..., Iterator[tuple[str, Compared]]],
 ) -> dict[str, Any]:  # fmt: skip
     from builder.evaluation.comparison import compared
-    from builder.evaluation.evaluation import Evaluation
     from builder.evaluation.perplexity import Predictor
-    from builder.evaluation.writing import longest_target, write_here, write_served
+    from builder.evaluation.writing import evaluate_writing, longest_target, write_served
     from builder.tasks.tasks import training_task
     from hplm.model.prompts import Prompts
 
@@ -152,21 +152,19 @@ def _of_decoder(
     shortened = "".join(f", after {number} shortenings {part:.1%}" for number, part in enumerate(found[1:], 1))
     print(f"windows found: whole {found[0]:.1%}{shortened}")
     others: dict[str, Compared | None] = {}
-    scores: Scores | None = None
+    evaluation: Evaluation | None = None
     if any(example.text for example in examples):  # otherwise it is plain text
-        most = longest_target(Prompts.load(store.folder / "tokenizer.json", store.config), examples)
-        answers = write_here(store, tenant, examples, most, device)
-        scores = training_task(tenant.task).score([], examples, answers)
-        evaluation = Evaluation(tenant, predictor.texts, answers, scores)
+        evaluation = evaluate_writing(store, tenant, predictor.texts, device)
         if connection.url is not None:
             with connection.client(store.config.name) as client:
+                most = longest_target(Prompts.load(store.folder / "tokenizer.json", store.config), examples)
                 served = write_served(client, tenant, examples, most)
             others["served"] = compared(evaluation, [served])
-            same = sum(own == other for own, other in zip(answers, served, strict=True))
+            same = sum(own == other for own, other in zip(evaluation.answers, served, strict=True))
             print(f"the server writes the same behind {same:,} of {len(examples):,} prompts")
         others |= _trained(trained(store, evaluation, device=device))
-        print(table(scores, others))
-    known = {"hplm": scores, **{name: one.scores for name, one in others.items() if one is not None}}
+        print(table(evaluation.scores, others))
+    known = {"hplm": evaluation and evaluation.scores, **{name: one and one.scores for name, one in others.items()}}
     return {
         "tenant": id,
         "perplexity": round(own.perplexity, 4),

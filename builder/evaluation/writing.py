@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from builder.console import progress_bar
-from builder.evaluation.evaluation import Answers
+from builder.evaluation.evaluation import Answers, Evaluation
 from builder.publish.export import write_version
 from builder.store.store import Store, TenantVersion
 from builder.tasks.examples import Example
+from builder.tasks.lookup import Texts
+from builder.tasks.tasks import training_task
 from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.prompt_form import PromptForm
@@ -35,6 +37,14 @@ IN_FLIGHT = 256  # prompts
 def longest_target(prompts: Prompts, examples: Sequence[Example]) -> int:
     """Returns how many tokens the longest target has, with the one that ends it."""
     return max(len(prompts.encode(example.target)) for example in examples)  # the start id stands for the end
+
+
+def evaluate_writing(store: Store, tenant: TenantVersion, texts: Texts, device: torch.device) -> Evaluation:
+    """Evaluates what a tenant writes behind the prompts of texts."""
+    examples = texts.examples
+    most = longest_target(Prompts.load(store.folder / "tokenizer.json", store.config), examples)
+    answers = write_here(store, tenant, examples, most, device)
+    return Evaluation(tenant, texts, answers, training_task(tenant.task).score([], examples, answers))
 
 
 def write_here(store: Store, tenant: TenantVersion, examples: Sequence[Example], most: int, device: torch.device) -> Answers:
