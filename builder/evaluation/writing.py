@@ -53,7 +53,7 @@ def write_here(store: Store, tenant: TenantVersion, examples: Sequence[Example],
     with TemporaryDirectory(prefix="writing-", dir=home) as folder:  # there its files are links
         version = Path(folder, store.config.name, "1")
         write_version(store, [tenant], version)
-        backbone = Backbone(version)
+        backbone = Backbone(version, device=device)
         prompts = Prompts.load(version / Backbone.TOKENIZER, backbone.config)
         service = apart(lambda: DecoderService(backbone, prompts, DecoderSettings(device)))
         driver = Driver(service.reader)

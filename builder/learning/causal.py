@@ -1,7 +1,7 @@
 """A decoder learns causal windows: first the whole model's states at the split, then what it says of the next token.
 
 Its lower layers learn for a root, with the first of the upper ones. Only its lower layers learn for a domain, from the next
-tokens of its corpus.
+tokens of its corpus. Some windows are shortened while it learns. In exams all are whole, as they are served.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class CausalStudent:
         self.matrix = upper.next_token.weight.detach().to(products_dtype(device))
         self._windows = Shrinking(config, device)
 
-    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator, to_the_end: bool = True) -> CausalLesson:
-        """`to_the_end`: the whole model computes all of its layers, and not only those up to the split."""
+    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator | None, to_the_end: bool = True) -> CausalLesson:
+        """`chance`: shortens some windows. `to_the_end`: the whole model computes more layers than those up to the split."""
         tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
         packed, before = self._windows(tokens, lengths, chance), predicting(lengths)
         rows, following = (index_of(numbers, self.device) for numbers in (before, tokens[before + 1]))
@@ -160,7 +160,7 @@ def learn_windows(
     batches = partial(reading, config, training, seed, device)
     with half_precision(device):
         packs = passing_bar(in_packs(held_out), "asking the original", unit="batch")
-        held = [student.lesson(texts, np.random.default_rng([seed, number])) for number, texts in enumerate(packs)]
+        held = [student.lesson(texts, None) for texts in packs]
     wanted = sum(len(one.before) for one in held)
 
     @torch.no_grad()

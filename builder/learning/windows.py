@@ -89,19 +89,22 @@ def _long_texts(
 
 
 class Shrinking:
-    """Finds the distinct windows of packed texts: most of an encoder's are whole, and some shortened as by a lookup.
+    """Finds the distinct windows of packed texts, most of them whole, some shortened as by a lookup's fallback.
 
-    A decoder's are whole: where no table has them, they are computed.
+    A decoder is served with whole windows, but predicts texts of other kinds better if it has learned with shortened ones too.
     """
 
     def __init__(self, config: BackboneConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self._space = KeySpace(config.vocabulary, config.window)
-        shares = (0.0 if config.is_decoder else SHRINKING) ** np.arange(len(config.window.levels()))
+        shares = SHRINKING ** np.arange(len(config.window.levels()))
         self._shares = shares / shares.sum()
 
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator) -> Windowed:
-        levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, chance: np.random.Generator | None) -> Windowed:
+        """`chance` None: all windows are whole."""
+        levels = np.zeros(len(tokens), dtype=np.int64)
+        if chance is not None:
+            levels = chance.choice(len(self._shares), size=len(tokens), p=self._shares)
         keys, window_of = distinct(self._space.of(tokens, lengths) & self._space.masks[levels])
         numbers = self._space.unpack(keys), window_of, positions_of(lengths)
         windows, window_of, positions = (index_of(own, self.device) for own in numbers)

@@ -52,7 +52,7 @@ class LookedUp(NamedTuple):
 class Texts:
     texts: list[Text]  # the windows of an example side by side
     cut: int  # texts longer than the model takes, whose end is dropped
-    window_shares: list[float]  # by how often they were shortened, whole ones first
+    window_shares: list[float]  # by how often they were shortened, whole ones first; those to be computed are left out
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -109,7 +109,8 @@ class Reader:
             for number, (at, own) in enumerate(windows):
                 targets = task.targets(example, own, number_of)
                 texts.append(Text(example, number, encoded.tokens[at], addresses[at], encoded.segments[at], own, targets))
-        return Texts(texts, cut, [round(share, 4) for share in (levels / levels.sum()).tolist()])
+        shares = (levels / levels.sum())[: 1 if self._computes else None]
+        return Texts(texts, cut, [round(share, 4) for share in shares.tolist()])
 
     def with_tokens(self, text: Text, tokens: np.ndarray) -> Text:
         """Returns a text with other tokens in the places of its own."""

@@ -20,7 +20,7 @@ from hplm.plot.table import Table
 
 BATCH = 1024  # the most windows that are computed at once
 
-LowerOf = Callable[[Table], LowerStack | None]  # on the device; None: no window of this table is asked for
+LowerOf = Callable[[Table], LowerStack | None]  # None: no window of this table is asked for
 Missed = tuple[ref[Table], bytes]  # the table of the domain that has not the window, and the window's key
 
 
@@ -81,8 +81,9 @@ class ComputedRows:
 
     def _by_layers(self, table: Table, keys: bytes) -> Tensor:
         """Returns what the table would store, in the type of the sums."""
-        lower, device, coding = self._lower_of(table), self._kept.device, CODINGS[table.meta.dtype]
+        lower, coding = self._lower_of(table), CODINGS[table.meta.dtype]
         assert lower is not None
+        device = lower.words.weight.device
         windows = table.space.unpack(np.frombuffer(keys, dtype=np.uint64).reshape(-1, table.space.words))
         with torch.autocast(device.type, enabled=False):  # tables are computed in 32 bits
             stored = coding.encode(lower(sent(windows, device)).cpu())
