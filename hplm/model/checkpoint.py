@@ -83,7 +83,7 @@ def _from_library(
     form = sizes | family.form(source) | ({"entry_eps": ENTRY_EPS} if skipbert else {})
     if is_decoder:
         weights["next_token.weight"] = loaded.get_output_embeddings().weight.detach()
-        form |= {"positions": source.max_position_embeddings, "pre_norm": True} | _ends(source, loaded, tokenizer)
+        form = {"positions": source.max_position_embeddings, "pre_norm": True} | form | _ends(source, loaded, tokenizer)
     else:
         weights["segments.weight"] = _segments(weights, tokenizer)
         form |= {part: len(weights[f"{part}.weight"]) for part in ("positions", "segments")} | _special_ids(model, tokenizer)

@@ -42,13 +42,14 @@ class BackboneConfig:
     head: int | None = None  # numbers of one head (default: hidden // heads)
     norm: str = LAYER_NORM  # or RMS
     pre_norm: bool = False  # the norms are before attention and feed-forward part, not behind them
-    biases: bool = True  # whether projections have biases
+    biases: bool | tuple[str, ...] = True  # whether projections have biases, or which have
     gated: bool = False  # the feed-forward part multiplies two projections
     rotary_base: float | None = None  # of rotary positions; None: learned positions
     start_id: int | None = None  # the token that begins a text of a decoder, where one does
     starts: bool = True  # whether the tokenizer puts it before a text
     end_ids: tuple[int, ...] = ()  # tokens that end a text, the first one for chat templates
     chat_template: str | None = None
+    head_norms: bool = False  # queries and keys have norms, which all heads share
     format: int = FORMAT
 
     @property
@@ -65,6 +66,9 @@ class BackboneConfig:
         """Whether positions are learned."""
         return self.rotary_base is None
 
+    def has_bias(self, projection: str) -> bool:
+        return projection in self.biases if isinstance(self.biases, tuple) else self.biases
+
     @property
     def head_size(self) -> int:
         return self.hidden // self.heads if self.head is None else self.head
@@ -79,7 +83,10 @@ class BackboneConfig:
         return (self.heads if self.kv_heads is None else self.kv_heads) * self.head_size
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
+        fields = asdict(self)
+        if not self.head_norms:
+            del fields["head_norms"]  # the file stays as releases without it wrote it, and is compared with theirs
+        path.write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
 
     @classmethod
     def load(cls, path: Path) -> BackboneConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class PartNames:
     layer: Mapping[str, Sequence[str]]  # our names of the parts of a layer -> the family's, of which several may be one of ours
     transposed: bool = False  # products are stored as inputs x outputs
     first_position: int = 0  # rows of `positions` before that of the first one
+    from_one: bool = False  # norms are stored as what they have more than one
+    scaled_words: bool = False  # words are multiplied by the root of their width
 
     def of_layer(self, number: int) -> dict[str, list[str]]:
         """Returns our names of the parts of a layer, and the whole names that the family has for each."""
@@ -45,6 +48,10 @@ class PartNames:
                     found[f"layers.{number}.{ours}.{kind}"] = own.T if self.transposed and own.ndim > 1 else own
         if self.first_position:
             found["positions.weight"] = found["positions.weight"][self.first_position :]
+        if self.from_one:
+            found |= {name: own + 1 for name, own in found.items() if name.endswith("norm.weight")}
+        if self.scaled_words:
+            found["words.weight"] = (words := found["words.weight"]) * words.shape[1] ** 0.5
         return found
 
     @staticmethod
@@ -66,6 +73,25 @@ class ModelFamily:
     counts_padding: bool = False  # positions begin behind the number of the padding token
 
 
+def _llama_form(source: Any, qkv_bias: bool = False, head_norms: bool = False) -> dict[str, Any]:
+    of_attention = (QKV, ATTENTION_OUT) if getattr(source, "attention_bias", False) else (QKV,) if qkv_bias else ()
+    biases = of_attention + ((FFN_IN, FFN_OUT) if getattr(source, "mlp_bias", False) else ())
+    near = getattr(source, "sliding_window", None)  # a text no longer than that is seen whole
+    return {
+        "intermediate": source.intermediate_size,
+        "activation": source.hidden_act,
+        "norm": RMS,
+        "norm_eps": source.rms_norm_eps,
+        "biases": biases if 0 < len(biases) < 4 else bool(biases),
+        "gated": True,
+        "kv_heads": source.num_key_value_heads,
+        "head": getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
+        "rotary_base": float(source.rope_parameters["rope_theta"]),
+        "positions": min(source.max_position_embeddings, near or source.max_position_embeddings),
+        "head_norms": head_norms,
+    }
+
+
 LLAMA = ModelFamily(
     PartNames(
         body={"words": "model.embed_tokens", "final_norm": "model.norm"},
@@ -79,21 +105,18 @@ LLAMA = ModelFamily(
             "ffn_norm": ["post_attention_layernorm"],
         },
     ),
-    form=lambda source: {
-        "intermediate": source.intermediate_size,
-        "activation": source.hidden_act,
-        "norm": RMS,
-        "norm_eps": source.rms_norm_eps,
-        "biases": source.attention_bias,
-        "gated": True,
-        "kv_heads": source.num_key_value_heads,
-        "head": source.head_dim,
-        "rotary_base": float(source.rope_parameters["rope_theta"]),
-    },
+    form=_llama_form,
     refusals=lambda source: {
         f"positions scaled by {source.rope_parameters['rope_type']!r}": source.rope_parameters["rope_type"] != "default",
-        "biases in some of its projections only": source.attention_bias != source.mlp_bias,
+        "attention to later tokens": bool(getattr(source, "use_bidirectional_attention", False)),
     },
+)
+QWEN3 = replace(
+    LLAMA,
+    names=replace(
+        LLAMA.names, layer={**LLAMA.names.layer, "query_norm": ["self_attn.q_norm"], "key_norm": ["self_attn.k_norm"]}
+    ),
+    form=partial(_llama_form, head_norms=True),
 )
 GPT2 = ModelFamily(
     PartNames(
@@ -218,18 +241,35 @@ ENCODERS = {
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
 }
-DECODERS = {"gpt2": GPT2, "llama": LLAMA, "opt": OPT}
+DECODERS = {
+    "gemma": replace(LLAMA, names=replace(LLAMA.names, from_one=True, scaled_words=True)),
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "opt": OPT,
+    "qwen2": replace(LLAMA, form=partial(_llama_form, qkv_bias=True)),
+    "qwen3": QWEN3,
+}
 
 # Why others are refused, by kind.
 _BY_DISTANCE = (
     "whose attention needs the distances of tokens in every layer, while vectors of windows get their positions once, before "
     "the upper layers"
 )
+_BESIDE = "whose attention and feed-forward part read the same input"
+_BOTH_NORMS = "which has norms behind attention and feed-forward part"
+_EXPERTS = "whose tokens take different feed-forward parts"
 _BY_PLACE = "whose attention chooses tokens by their places in the whole text, which a window does not know"
 REASONS = {
     "albert": "whose layers have the same weights, so that the lower ones cannot learn from windows alone",
     **dict.fromkeys(("big_bird", "longformer"), _BY_PLACE),
     **dict.fromkeys(("deberta", "deberta-v2", "mpnet", "xlnet"), _BY_DISTANCE),
+    **dict.fromkeys(("cohere", "falcon", "gpt_neox", "gptj", "phi"), _BESIDE),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text"), f"{_BOTH_NORMS}, and layers that see only near tokens"),
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"), _EXPERTS),
+    **dict.fromkeys(("olmo2", "olmo3"), _BOTH_NORMS),
+    "phi3": "whose queries, keys and values are one matrix",
+    "granite": "whose parts are scaled",
     **dict.fromkeys(("eurobert", "modernbert", "nomic_bert", "roformer"), _BY_DISTANCE),  # which they get by rotation
 }
 

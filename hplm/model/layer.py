@@ -53,9 +53,10 @@ def plain(part: nn.Module) -> Function:
     return part.forward
 
 
-def norm_of(config: BackboneConfig) -> nn.LayerNorm | nn.RMSNorm:
+def norm_of(config: BackboneConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """`width`: default: hidden."""
     kind = nn.RMSNorm if config.norm == RMS else nn.LayerNorm
-    return kind(config.hidden, config.norm_eps)
+    return kind(width or config.hidden, config.norm_eps)
 
 
 class Rotation:
@@ -93,14 +94,16 @@ class Layer(nn.Module):
     def __init__(self, config: BackboneConfig, number: int = 0) -> None:
         super().__init__()
         self.number = number  # in its stack
-        self._widths = [config.query_width, config.key_width, config.key_width]
-        self._pre_norm, self._gated = config.pre_norm, config.gated
-        self.qkv = nn.Linear(config.hidden, sum(self._widths), config.biases)
-        self.attention_out = nn.Linear(config.query_width, config.hidden, config.biases)
+        self._widths, self._head = [config.query_width, config.key_width, config.key_width], config.head_size
+        self._pre_norm, self._gated, self._head_norms = config.pre_norm, config.gated, config.head_norms
+        self.qkv = nn.Linear(config.hidden, sum(self._widths), config.has_bias(QKV))
+        if config.head_norms:
+            self.query_norm, self.key_norm = (norm_of(config, config.head_size) for _ in range(2))
+        self.attention_out = nn.Linear(config.query_width, config.hidden, config.has_bias(ATTENTION_OUT))
         self.attention_norm = norm_of(config)
         # If gated, it has two parts, the gate first.
-        self.ffn_in = nn.Linear(config.hidden, config.intermediate * (2 if config.gated else 1), config.biases)
-        self.ffn_out = nn.Linear(config.intermediate, config.hidden, config.biases)
+        self.ffn_in = nn.Linear(config.hidden, config.intermediate * (2 if config.gated else 1), config.has_bias(FFN_IN))
+        self.ffn_out = nn.Linear(config.intermediate, config.hidden, config.has_bias(FFN_OUT))
         self.ffn_norm = norm_of(config)
         self.activation = activation(config.activation)
 
@@ -119,6 +122,8 @@ class Layer(nn.Module):
             key, value = adapt(KEY_VALUE, read, self.key_value(read)).split_with_sizes(self._widths[1:], dim=-1)
         else:
             projected = adapt(QKV, read, self.qkv(read))
+            if self._head_norms:
+                projected = self._normed(projected)
             if turn is None:
                 query, key, value = projected.split_with_sizes(self._widths, dim=-1)
             else:
@@ -134,8 +139,17 @@ class Layer(nn.Module):
         out = adapt(FFN_OUT, inner, self.ffn_out(inner))
         return out.add_(x) if self._pre_norm else self.ffn_norm(out.add_(read))
 
+    def _normed(self, projected: Tensor) -> Tensor:
+        """Returns queries and keys with each head by its norm, and the values."""
+        parts = zip((self.query_norm, self.key_norm), projected.split_with_sizes(self._widths, dim=-1), strict=False)
+        normed = [norm(own.unflatten(-1, (-1, self._head))).flatten(-2) for norm, own in parts]
+        return torch.cat([*normed, projected[..., -self._widths[2] :]], -1)
+
     def put_query_apart(self) -> None:
-        """Lets the plain layer compute few rows' queries alone. It must have biases, and queries and keys must not turn."""
+        """Lets the plain layer compute few rows' queries alone.
+
+        It must have biases and no norms of heads, and queries and keys must not turn.
+        """
         width = self._widths[0]
         self.query, self.key_value = _part(self.qkv, slice(width)), _part(self.qkv, slice(width, None))
 

@@ -12,15 +12,34 @@ from testing.random_store import byte_tokenizer_json
 VOCABULARY = 264
 START, END, UNREAD = 256, 257, 258  # ids of special tokens
 LAYERS, HIDDEN, POSITIONS = 4, 32, 128
+NEAR = 64  # tokens that a mistral's layers see
 IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": UNREAD, "vocab_size": VOCABULARY}
 
 
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 48}
+SIZES |= {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS, **IDS}
+
+
 def llama(**changes):
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 48}
-    config = transformers.LlamaConfig(
-        hidden_size=HIDDEN, num_hidden_layers=LAYERS, max_position_embeddings=POSITIONS, **sizes, **IDS, **changes
-    )
-    return transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | changes)))
+
+
+def mistral(**changes):
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**(SIZES | {"sliding_window": NEAR} | changes)))
+
+
+def qwen2(**changes):
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    sizes["vocab_size"] += 1  # its tokenizer adds <|endoftext|>
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**(sizes | changes)))
+
+
+def qwen3(**changes):
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SIZES | changes)))
+
+
+def gemma(**changes):
+    return transformers.GemmaForCausalLM(transformers.GemmaConfig(**(SIZES | changes)))
 
 
 def gpt2(**changes):
@@ -39,7 +58,15 @@ def tied_llama():
     return llama(tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 100_000.0})
 
 
-MADE = {"llama": llama, "tied llama": tied_llama, "gpt2": gpt2, "opt": opt}
+MADE = {
+    "llama": llama,
+    "tied llama": tied_llama,
+    "gemma": gemma,
+    "gpt2": gpt2,
+    "opt": opt,
+    "qwen2": lambda: qwen2(tie_word_embeddings=True),
+    "qwen3": lambda: qwen3(tie_word_embeddings=False),
+}
 
 
 @torch.no_grad()

@@ -16,13 +16,30 @@ from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.gguf_files import SAMPLE
 from hplm.model.windows import Window
 from testing.random_store import byte_tokenizer_json
-from tests.model.decoders import END, LAYERS, MADE, POSITIONS, START, VOCABULARY, drawn, gpt2, llama, opt, saved, tokens
+from tests.model.decoders import (
+    END,
+    LAYERS,
+    MADE,
+    NEAR,
+    POSITIONS,
+    SIZES,
+    START,
+    VOCABULARY,
+    drawn,
+    gemma,
+    gpt2,
+    llama,
+    mistral,
+    opt,
+    saved,
+    tokens,
+)
 from tests.support.message import mentioning
 
 LOWER = 2
 
 
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("make", [*MADE.values(), mistral, lambda: llama(attention_bias=True)])
 @torch.no_grad()
 def test_a_window_is_computed_as_a_text_behind_the_start_id(tmp_path, make):
     """With what the upper stack adds at its position, it is the hidden state of the last token of that short text."""
@@ -52,6 +69,10 @@ def with_fewer_words(folder):
     return saved(model, folder)
 
 
+def other(name):
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**SIZES))
+
+
 SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper in ((-1, 2), (LAYERS, None), (3, 3))]
 
@@ -60,7 +81,9 @@ UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper 
     "make, options, named",
     [
         (lambda to: saved(llama(rope_parameters=SCALED), to), {}, ["'linear'"]),
-        (lambda to: saved(llama(attention_bias=True), to), {}, ["biases"]),
+        (lambda to: saved(gemma(use_bidirectional_attention=True), to), {}, ["attention to later tokens"]),
+        (lambda to: saved(other("Gemma2"), to), {}, ["'gemma2'", "norms behind", "qwen3"]),
+        (lambda to: saved(other("Phi3"), to), {}, ["'phi3'", "one matrix", "llama"]),
         (lambda to: saved(gpt2(scale_attn_by_inverse_layer_idx=True), to), {}, ["attention scaled by layer"]),
         (lambda to: saved(opt(do_layer_norm_before=False), to), {}, ["norms behind"]),
         (lambda to: saved(opt(word_embed_proj_dim=16), to), {}, ["words of another width"]),
@@ -81,6 +104,11 @@ def test_a_decoder_has_no_states_of_an_encoder(tmp_path):
         full_stack(load_checkpoint(saved(llama(), tmp_path / "m"), lower=LOWER))
 
 
+def test_texts_are_no_longer_than_what_layers_see(tmp_path):
+    assert load_checkpoint(saved(mistral(), tmp_path / "m"), lower=LOWER).config.positions == NEAR
+    assert load_checkpoint(saved(mistral(sliding_window=None), tmp_path / "all"), lower=LOWER).config.positions == POSITIONS
+
+
 WHOLE = {"lower": 0, "window": Window(1)}
 
 
@@ -91,11 +119,11 @@ def permuted(weight, heads):
 
 def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors=lambda name: True, begins=None, **more):
     config, state = model.config, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    writer = gguf.GGUFWriter(path, architecture)
+    writer, head = gguf.GGUFWriter(path, architecture), getattr(config, "head_dim", config.hidden_size // 4)
     sizes = {
         "context_length": POSITIONS, "embedding_length": config.hidden_size, "block_count": LAYERS,
         "feed_forward_length": config.intermediate_size, "head_count": config.num_attention_heads,
-        "head_count_kv": config.num_key_value_heads, "key_length": config.head_dim, "rope_dimension_count": config.head_dim,
+        "head_count_kv": config.num_key_value_heads, "key_length": head, "rope_dimension_count": head,
         "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
         "tokenizer_model": kind, "tokenizer_pre": pre, "bos_token_id": START, "eos_token_id": END,
         "chat_template": "{{ messages }}",
@@ -105,18 +133,19 @@ def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors
     known = json.loads(byte_tokenizer_json(VOCABULARY))
     letters = sorted(known["model"]["vocab"], key=known["model"]["vocab"].get)
     special = [token["content"] for token in known["added_tokens"]][:-1]
-    writer.add_token_list([*letters, *special, "he"])
-    writer.add_token_types([1] * len(letters) + [3] * len(special) + [1])
+    more_tokens = ["more"] * (config.vocab_size - VOCABULARY)
+    writer.add_token_list([*letters, *special, "he", *more_tokens])
+    writer.add_token_types([1] * len(letters) + [3] * len(special) + [1] + [3] * len(more_tokens))
     writer.add_token_merges(["h e"])
     if begins is not None:
         writer.add_add_bos_token(begins)
     for name, value in more.items():
         writer.add_string(name.replace("__", "."), value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), LAYERS)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in state.items():
-        own = names.get_name(name, (".weight",))
-        if part := heads.get(own.split(".")[-2]):
+        own = names.get_name(name.removesuffix(".bias"), (".weight",)) + ".bias" * name.endswith(".bias")
+        if (part := heads.get(own.split(".")[-2])) and architecture == "llama":
             weight = np.ascontiguousarray(permuted(weight, part))
         if tensors(own) and not (config.tie_word_embeddings and own == "output.weight"):
             writer.add_tensor(own, weight)
@@ -127,11 +156,14 @@ def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors
     return str(path)
 
 
-@pytest.mark.parametrize("make", [llama, MADE["tied llama"]])
+CONVERTED = [("llama", "gpt-2"), ("tied llama", "gpt-2"), ("qwen2", "qwen2"), ("qwen3", "qwen2")]
+
+
+@pytest.mark.parametrize("family, pre", CONVERTED)
 @torch.no_grad()
-def test_it_is_the_model_that_was_converted(tmp_path, make):
-    model, text = drawn(make()), tokens(30)
-    checkpoint = load_checkpoint(written(model, tmp_path / "Tiny.gguf"), **WHOLE)
+def test_it_is_the_model_that_was_converted(tmp_path, family, pre):
+    model, text = drawn(MADE[family]()), tokens(30)
+    checkpoint = load_checkpoint(written(model, tmp_path / "Tiny.gguf", family.split()[-1], pre), **WHOLE)
     config = checkpoint.config
     assert (config.name, config.start_id, config.end_ids, config.positions) == ("tiny", START, (END,), POSITIONS)
     assert config.chat_template == "{{ messages }}"
@@ -141,9 +173,12 @@ def test_it_is_the_model_that_was_converted(tmp_path, make):
     assert torch.allclose(found, model(torch.tensor([text])).logits[0], atol=1e-4)
 
 
-def test_its_tokenizer_reads_texts_and_special_tokens(tmp_path):
-    checkpoint = load_checkpoint(written(drawn(llama()), tmp_path / "m.gguf", pre="smollm"), **WHOLE)
+@pytest.mark.parametrize("pre", ["smollm", "qwen2"])
+def test_its_tokenizer_reads_texts_and_special_tokens(tmp_path, pre):
+    checkpoint = load_checkpoint(written(drawn(llama()), tmp_path / "m.gguf", pre=pre), **WHOLE)
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer_json)
+    decomposed = "a\N{COMBINING ACUTE ACCENT}"
+    assert (tokenizer.encode(decomposed).ids == tokenizer.encode("\N{LATIN SMALL LETTER A WITH ACUTE}").ids) == (pre == "qwen2")
     assert tokenizer.decode(tokenizer.encode(SAMPLE).ids) == SAMPLE
     assert tokenizer.encode(f"a<|{START}|>").ids[1] == START
     assert tokenizer.encode("he").ids == [VOCABULARY - 1]

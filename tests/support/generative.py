@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.engine.backbone import Backbone
 from hplm.model.layer import Layer, activation
@@ -95,6 +95,8 @@ class GenerativeReference:
         read = normed(x, layer.attention_norm)
         query, key, value = layer.qkv(read).split([config.query_width, config.key_width, config.key_width], dim=1)
         query, key = adapted("query", read, query), adapted("key", read, key)
+        if config.head_norms:
+            query, key = self._by_heads(query, layer.query_norm), self._by_heads(key, layer.key_norm)
         seen = self._attention(query, key, adapted("value", read, value))
         x = x + adapted("attention_out", seen, layer.attention_out(seen))
         read = normed(x, layer.ffn_norm)
@@ -105,6 +107,9 @@ class GenerativeReference:
         else:
             inner = function(adapted("ffn_in", read, inner))
         return x + adapted("ffn_out", inner, layer.ffn_out(inner))
+
+    def _by_heads(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+        return torch.cat([normed(head, norm) for head in x.split(self.backbone.config.head_size, dim=1)], dim=1)
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Computes one head after the other. Neighbouring heads of queries share one of keys and values."""

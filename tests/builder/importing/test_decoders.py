@@ -27,6 +27,7 @@ from tests.support.message import mentioning, mentions
 RANK, ALPHA = 3, 6
 TARGETS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "qwen3": ["q_proj", "k_proj", "v_proj"],
     "gpt2": ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"],
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
 }
