@@ -14,7 +14,6 @@ from typing import Any
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
-from builder.store.branches import replace_weights
 from builder.store.store import Store, TenantVersion
 from hplm.model.config import RMS, UNUSED, BackboneConfig
 from hplm.model.windows import Window
@@ -77,8 +76,10 @@ def make_decoder(
 ) -> Store:
     """Makes the store of a decoder with random weights, so large that attention and adapters change the answers."""
     store = random_store(folder, config, tenants, domains, corpus_tokens=500, spread=0.3)
-    weights = {name: 15 * weight if weight.ndim > 1 else weight for name, weight in store.upper().state_dict().items()}
-    replace_weights(store.folder / "upper.safetensors", weights)
+    upper = store.upper()
+    for weight in upper.parameters():
+        weight.data *= 15 if weight.ndim > 1 else 1
+    store.save_upper(upper)
     return store
 
 

@@ -14,7 +14,7 @@ from builder.store.resumable import PLAN, digest_of, read_json, replaced, write_
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.model.weights import load_weights, save_weights
+from hplm.model.weights import load_stack, load_weights, save_weights, stored
 from hplm.plot.forest import Forest, assign_addresses
 from hplm.plot.keys import KeySpace
 from hplm.plot.meta import TableMeta, TableSpec
@@ -133,14 +133,13 @@ class Branches:
         )
 
     def upper(self) -> UpperStack:
-        upper = UpperStack(self.config)
-        upper.load_state_dict(load_weights(self.folder / UPPER))
-        return upper
+        return load_stack(UpperStack, self.config, self.folder / UPPER)
+
+    def save_upper(self, upper: UpperStack) -> None:
+        replace_weights(self.folder / UPPER, stored(upper))
 
     def lower(self, domain: str, version: int) -> LowerStack:
-        lower = LowerStack(self.config)
-        lower.load_state_dict(load_weights(self._below(domain, version)))
-        return lower
+        return load_stack(LowerStack, self.config, self._below(domain, version))
 
     def has_lower(self, domain: str, version: int) -> bool:
         return self._below(domain, version).exists()
@@ -151,7 +150,7 @@ class Branches:
         return [self._below(domain, version, suffix) for suffix in suffixes]
 
     def save_lower(self, domain: str, version: int, lower: LowerStack) -> None:
-        replace_weights(self._below(domain, version), lower.state_dict())
+        replace_weights(self._below(domain, version), stored(lower))
 
     def masked_head(self, domain: str, version: int) -> dict[str, Tensor] | None:
         """Returns the head that guesses masked words on the branch's lower stack; None if the branch has none."""

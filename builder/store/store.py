@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from builder.console import say
-from builder.store.branches import UPPER, Branches, check_root, remove_folder, replace_weights
+from builder.store.branches import Branches, check_root, remove_folder
 from builder.store.resumable import read_json, replaced, saved_plan, write_json
 from builder.store.seen import SeenTexts
 from builder.store.version import PICTURE, REPORT, SEEN, TenantVersion, Weights, described, read_version
@@ -108,7 +108,7 @@ class Store(Branches):
             config.save(temporary)
         with replaced(folder / "tokenizer.json") as temporary:
             temporary.write_text(tokenizer_json, "utf-8")
-        replace_weights(folder / UPPER, upper.state_dict())
+        Branches(folder).save_upper(upper)
         if lower is not None:
             Branches(folder).save_lower("root", 1, lower)
         write_json(folder / "store.json", {"format": FORMAT, "model": model})

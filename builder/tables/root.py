@@ -15,7 +15,7 @@ from builder.learning.distil import distil
 from builder.learning.limits import Budget
 from builder.learning.masked import further_pretrain, given_head
 from builder.pictures import draw_learning
-from builder.store.branches import UPPER, Branches, replace_weights, table_spec
+from builder.store.branches import UPPER, Branches, table_spec
 from builder.store.resumable import clear_work_folder, write_json
 from builder.store.store import Store, absolute_model, check_name
 from builder.tables.build_folder import BuildFolder, finished_table, locked_folder, resumed_build
@@ -116,7 +116,7 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
             checkpoint, config, lower, upper, documents, budget, options.seed, device, build.folder / "learning.pt"
         )
         save_report(store, "root", 1, report)
-        replace_weights(folder / UPPER, upper.state_dict())
+        store.save_upper(upper)
     elif not (checkpoint.skipbert or config.is_decoder):
         documents, seed, masked = build.documents(store, options.seed), options.seed, budget.part(options.masked)
         distilling = replace(budget.part(1 - options.masked), until=budget.until)
@@ -128,7 +128,7 @@ def _learn(build: BuildFolder, model: str, folder: Path, options: RootOptions, b
             )
             store.save_masked_head("root", 1, head.state_dict())
         save_report(store, "root", 1, report)
-        replace_weights(folder / UPPER, upper.state_dict())
+        store.save_upper(upper)
     store.save_lower("root", 1, lower)
 
 

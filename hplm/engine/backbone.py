@@ -14,12 +14,13 @@ from hplm.adapters.records import Records
 from hplm.location import Location
 from hplm.lookup.views import Views
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.model.weights import load_weights
+from hplm.model.weights import load_stack, load_weights
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import EXPORT_AGAIN
 from hplm.tenants.state_folder import EXPORTED_RECORDS, EXPORTED_UPPER, exported_folders
 
 CPU = torch.device("cpu")
+WORDS = "words.weight"  # as the file has them: a window reads a few of them
 
 
 class Backbone(Views):
@@ -45,10 +46,8 @@ class Backbone(Views):
         """The layouts of all records that a ticket may still name."""
         return {Layout.of(key) for view in self._remembered.values() for key in view.snapshot.layouts}
 
-    def upper(self) -> UpperStack:
-        upper = UpperStack(self.config)
-        upper.load_state_dict(load_weights(self.folder / self.UPPER, EXPORT_AGAIN))
-        return upper
+    def upper(self, dtype: torch.dtype = torch.float32) -> UpperStack:
+        return load_stack(UpperStack, self.config, self.folder / self.UPPER, EXPORT_AGAIN, dtype)
 
     def lower(self, table: Table) -> LowerStack | None:
         """Returns the layers that compute what a decoder's table lacks; None if they did not come with it."""
@@ -58,7 +57,10 @@ class Backbone(Views):
         """Loads the lower layers. Those of several domains share the weights that are equal."""
         if not table.lower.exists():
             return
-        weights = {name: weight.to(self._device) for name, weight in load_weights(table.lower, EXPORT_AGAIN).items()}
+        weights = {
+            name: weight.to(self._device, weight.dtype if name == WORDS else torch.float32)
+            for name, weight in load_weights(table.lower, EXPORT_AGAIN).items()
+        }
         for other in list(self._lower.values()):
             weights |= {name: own for name, own in other.state_dict().items() if torch.equal(own, weights[name])}
         with torch.device("meta"):

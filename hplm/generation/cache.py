@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 import torch
@@ -45,7 +47,7 @@ class Cache:
         self.device, self.dtype = device, dtype
         self._free = list(range(count))[::-1]  # the last is taken next
         self._users = [0] * count  # how many sequences have each block
-        self._memory = torch.zeros(layers, 2, self.tokens, width, device=device, dtype=dtype)
+        self._memory = _zeros((layers, 2, self.tokens, width), device, dtype)
 
     @property
     def free(self) -> int:
@@ -109,6 +111,14 @@ class Cache:
         if count > 0:
             start, first = self.block * source[same], self.block * into[same]
             self._memory[:, :, first : first + count].copy_(self._memory[:, :, start : start + count])
+
+
+def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Returns zeros. A CPU's process gets their memory as it is used."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, device=device, dtype=dtype)
+    memory = mmap(-1, prod(shape) * dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 def least_tokens(longest: int) -> int:

@@ -80,7 +80,7 @@ class DecoderService:
         self.loop = Loop(
             SequenceQueue(policy(settings.policy), settings.limits, running),
             self._stager,
-            Decoder(backbone.upper(), settings.device, settings.dtype),
+            Decoder(backbone.upper(settings.dtype), settings.device, settings.dtype),
             config.end_ids,
             meter=self.meter,
             together=self._outbox,

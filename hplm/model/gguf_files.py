@@ -82,7 +82,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], int, dict[str, Tensor], str]:
         if biases := [name for name in file.tensors if name.endswith(".bias") and not name.endswith(known)]:
             raise InvalidInput(f"{path} has biases ({biases[0]!r}), which a {kind} of hPLMs lacks: take another file")
         weights = ARCHITECTURES[kind].ours(file, layers)
-        weights["next_token.weight"] = file["output.weight"] if "output.weight" in file.tensors else weights["words.weight"]
+        weights["next_token.weight"] = file["output.weight"] if "output.weight" in file else weights["words.weight"]
     except InvalidInput:
         raise
     except Exception as error:
@@ -112,6 +112,9 @@ class _File(dict[str, Tensor]):
     def own(self, name: str, *otherwise: Any) -> Any:
         """Returns a field of the file's architecture."""
         return self.find(f"{self.architecture}.{name}", *otherwise) if otherwise else self.given(f"{self.architecture}.{name}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
 
     def __missing__(self, name: str) -> Tensor:
         """Returns a tensor in fp32, whatever the file stores."""

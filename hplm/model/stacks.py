@@ -63,7 +63,7 @@ class LowerStack(nn.Module):
         lengths = [length for length in lengths if length]  # of others only the start id is left
         behind = (windows != ABSENT).cumsum(1).flatten()[tokens]  # the position behind the start id
         positions = torch.cat([behind.new_zeros(1), behind])
-        x = self.words(torch.cat([tokens.new_full((1,), config.start_id), windows.flatten()[tokens] - 1]))
+        x = self.words(torch.cat([tokens.new_full((1,), config.start_id), windows.flatten()[tokens] - 1])).float()
         if config.has_places:
             x = x + self.places[positions]
         last = (tokens % self.window.n == self.window.n - 1).nonzero()[:, 0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,10 +13,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hplm.errors import Broken
+from hplm.model.config import BackboneConfig
+from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.tensors import array_of
 
 CHECKSUM = "crc32"  # of names and tensors, in order of the names
 BUILD_AGAIN = "build or copy it again"
+S = TypeVar("S", LowerStack, UpperStack)
 
 
 def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
@@ -42,6 +45,25 @@ def load_weights(path: Path, way_out: str = BUILD_AGAIN) -> dict[str, Tensor]:
     if metadata.get(CHECKSUM) != checksum_of(tensors):
         raise Broken(f"{path} does not match its checksum: {way_out}")
     return tensors
+
+
+def stored(stack: LowerStack | UpperStack) -> dict[str, Tensor]:
+    """Returns the weights of a stack as they are stored: a decoder's matrices in 16 bits, if these hold their numbers."""
+    weights = stack.state_dict()
+    narrow = {name: own.half() for name, own in weights.items() if own.ndim > 1} if stack.config.is_decoder else {}
+    return weights | {name: own for name, own in narrow.items() if own.isfinite().all()}
+
+
+def load_stack(
+    kind: Callable[[BackboneConfig], S], config: BackboneConfig, path: Path, way_out: str = BUILD_AGAIN,
+    dtype: torch.dtype = torch.float32,
+) -> S:  # fmt: skip
+    """Loads a stack in some precision. There is never a second copy of its weights in memory but the file's."""
+    with torch.device("meta"):
+        stack = kind(config)
+    weights = load_weights(path, way_out)
+    stack.load_state_dict({name: weights.pop(name).to(dtype, copy=True) for name in list(weights)}, assign=True)
+    return stack
 
 
 def checksum_of(tensors: Mapping[str, Tensor]) -> str:

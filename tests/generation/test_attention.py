@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import product
+from mmap import PAGESIZE as PAGE
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,3 +209,13 @@ def test_a_cache_has_a_block_of_its_device_at_least(device, block):
     with pytest.raises(InvalidInput, match=mentioning(block - 1, block)):
         Cache(block - 1, 512, 1, 1, device)
     assert least_tokens(512 - 1) == least_tokens(512) == 512
+
+
+def test_memory_of_a_cache_is_taken_as_it_is_used():
+    def resident():
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * PAGE
+
+    before, size = resident(), 1 << 28
+    cache = Cache(size // (2 * 64 * 4), 64, 1, 64, CPU)
+    assert resident() - before < size // 4
+    assert not cache.layer(0)[1].any()

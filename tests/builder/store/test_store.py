@@ -30,6 +30,7 @@ from hplm.errors import Broken, InvalidInput
 from hplm.model.weights import load_weights
 from hplm.tenants.manager import Manager
 from testing.random_store import random_table, random_tenant
+from testing.toy import make_decoder
 from tests.builder.stores import full_disk, grow, interrupted, make_store, meanwhile, rooted
 from tests.cli.commands import printed
 from tests.places import make_place
@@ -88,6 +89,23 @@ def test_weights_that_are_damaged_or_lost_are_refused(store, name):
     else:
         with pytest.raises(Broken, match=mentioning(path.parent)):
             READERS[name](store)
+
+
+@torch.no_grad()
+def test_a_decoders_matrices_take_16_bits_if_these_hold_them(tmp_path):
+    """An encoder's take 32. A file of 32 bits is read as before: tests/server/test_releases.py."""
+    store = make_decoder(tmp_path / "chat", [], [])
+    upper, lower, path = store.upper(), store.lower("root", 1), store.folder / "upper.safetensors"
+    upper.layers[0].qkv.weight[0, 0] = 1e5
+    store.save_upper(upper)
+    store.save_lower("root", 1, lower)
+    wide = {name for name, own in load_weights(path).items() if own.dtype is torch.float32}
+    assert wide == {"layers.0.qkv.weight"} | {name for name, own in upper.state_dict().items() if own.ndim == 1}
+    assert load_weights(store.folder / "lower/root-1.safetensors")["words.weight"].dtype is torch.float16
+    for name, own in store.upper().state_dict().items():
+        assert own.dtype is torch.float32 and torch.allclose(own, upper.state_dict()[name], rtol=1e-3, atol=1e-6), name
+    other = {own.dtype for own in load_weights(make_store(tmp_path / "bert").folder / "upper.safetensors").values()}
+    assert other == {torch.float32}
 
 
 def test_weights_without_a_checksum_are_refused(tmp_path):
