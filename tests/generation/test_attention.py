@@ -203,7 +203,7 @@ def test_places_of_several_sequences_lie_end_to_end():
 @pytest.mark.parametrize(("device", "block"), [("cpu", BLOCK), ("cuda", CUDA_BLOCK)])
 def test_a_cache_has_a_block_of_its_device_at_least(device, block):
     device = torch.device(device)
-    with FakeTensorMode():  # there need be no GPU
+    with FakeTensorMode(allow_non_fake_inputs=True):  # there need be no GPU
         assert Cache(block, 512, 1, 1, device).block == block
         assert Cache(2 * 512, 512, 1, 1, device).take(512 + 1) is None, "no sequence is so long"
     with pytest.raises(InvalidInput, match=mentioning(block - 1, block)):
