@@ -141,7 +141,9 @@ def written(model, path, architecture="llama", pre="gpt-2", kind="gpt2", tensors
         writer.add_add_bos_token(begins)
     for name, value in more.items():
         writer.add_string(name.replace("__", "."), value)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, "LLAMA" if architecture == "gpt2" else architecture.upper()), LAYERS)
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, "LLAMA" if architecture == "gpt2" else architecture.upper()), LAYERS
+    )
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in state.items():
         own = names.get_name(name.removesuffix(".bias"), (".weight",)) + ".bias" * name.endswith(".bias")
