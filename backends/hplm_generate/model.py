@@ -100,8 +100,10 @@ class TritonPythonModel(replies.BackendModel):
     ) -> GenerateRequest:
         """Returns the request, whose prompt is to be passed on, or raises if it was not taken."""
         inputs = replies.inputs_of(request)
-        strings = (replies.optional_texts(inputs, name) for name in ("text_input", "messages", "sampling_parameters"))
-        text, messages, sampling = (own[0] if own is not None else None for own in strings)
+        strings = (
+            replies.optional_texts(inputs, name) for name in ("text_input", "messages", "token_ids", "sampling_parameters")
+        )
+        text, messages, ids, sampling = (own[0] if own is not None else None for own in strings)
         stream = replies.flag(inputs, "stream")
         wanted = request.requested_output_names()
         named = wanted if len(wanted) <= len(RETURNED) else set[str]()  # Triton names all where the client names none
@@ -111,10 +113,11 @@ class TritonPythonModel(replies.BackendModel):
             sampling,
             given,
             stream,
-            replies.flag(inputs, "exclude_input_in_output", otherwise=stream or messages is not None),
+            replies.flag(inputs, "exclude_input_in_output", otherwise=stream or text is None),
             tuple(name for name in RETURNED if replies.flag(inputs, name) or name.removeprefix("return_") in named),
             request.timeout(),
             self._arrivals.arrival_ns(given, received_ns),
+            ids,
         )
         lists = given.get(LIST) is True  # tenants: not counted, as it generates nothing and may ask each decoder in turn
         count = _ignored if lists else partial(self._count_end, form.arrival_ns)

@@ -46,7 +46,7 @@ class PromptReader(Reader):
             prompt = (prompts.of_messages if example.is_chat else prompts.encode)(example.text)
         except InvalidInput as error:
             raise InvalidInput(f"{example.where}: {error}") from None
-        target = np.array([*prompts.encode_more(example.target), *config.end_ids[:1]], dtype=np.int64)
+        target = np.array([*prompts.ids_of(example.target), *config.end_ids[:1]], dtype=np.int64)
         is_cut = len(prompt) + len(target) > config.positions
         target = target[: config.positions - 1]
         prompt = prompts.end_of(prompt, config.positions - len(target))

@@ -19,7 +19,8 @@ FINISH = {None: None, "stop": "stop"}  # all others: the answer was cut, which O
 UNPRINTABLE = "\ufffd"  # stands in a token's text for a part of a character
 LEAST = -9999.0  # what OpenAI tells instead of minus infinity, which JSON does not have
 
-Token = list[tuple[str, float]]  # the text and logprob of a token, then those of the likeliest in its place
+# The text and logprob of a token, then those of the likeliest in its place. A prompt's first token has no logprob.
+Token = list[tuple[str, float | None]]
 
 
 def model_of(tenant: Tenant) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class CompletionWriter(AnswerWriter):
             if found >= 0:
                 self._ends[number] = found + len(token)
         # Of different tokens with the same text, the likeliest counts.
-        likeliest = [dict(sorted(token, key=lambda one: one[1])) for token in tokens]
+        likeliest = [dict(sorted(token, key=_rank)) if token[0][1] is not None else None for token in tokens]
         return {
             "tokens": [token[0][0] for token in tokens],
             "token_logprobs": [token[0][1] for token in tokens],
@@ -137,17 +138,21 @@ class ChatWriter(AnswerWriter):
         told = [
             {
                 **_logprob(*token[0]),
-                "top_logprobs": [_logprob(*one) for one in sorted(token, key=lambda one: -one[1])[:most]],
+                "top_logprobs": [_logprob(*one) for one in sorted(token, key=_rank, reverse=True)[:most]],
             }
             for token in tokens
         ]
         return {"content": told, "refusal": None}
 
 
-def _logprob(text: str, logprob: float) -> dict[str, Any]:
+def _rank(one: tuple[str, float | None]) -> float:
+    return LEAST if one[1] is None else one[1]
+
+
+def _logprob(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": None if UNPRINTABLE in text else list(text.encode())}
 
 
 def _token(told: Mapping[str, Any]) -> Token:
     """Reads a token of the output `logprobs`. The token itself comes first."""
-    return [(one["decoded_token"], max(LEAST, one["logprob"])) for one in told.values()]
+    return [(one["decoded_token"], one["logprob"] and max(LEAST, one["logprob"])) for one in told.values()]

@@ -12,11 +12,12 @@ from hplm_client.wire import Value
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """One request to a decoder. Either `text` or `messages` is given."""
+    """One request to a decoder. Either `text`, `messages` or `token_ids` is given."""
 
     tenant: str = ""
     text: str | None = None
     messages: str | None = None  # JSON
+    token_ids: str | None = None  # JSON
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
     include_usage: bool = False  # a stream ends with the counts of tokens
@@ -39,7 +40,8 @@ class CompletionRequest:
         return int(self.sampling.get("n", 1))
 
     def inputs(self) -> dict[str, str | bool]:
-        return inputs_of(self.text, self.messages, self.sampling, self.stream)
+        ids = {} if self.token_ids is None else {"token_ids": self.token_ids}
+        return {**inputs_of(self.text, self.messages, self.sampling, self.stream), **ids}
 
     def parameters(self) -> dict[str, Value]:
         return {"tenant": self.tenant, **self.more}

@@ -48,19 +48,26 @@ def key_in(headers: list[str]) -> str | None:
 def read_completion(body: Mapping[str, Any], key: str | None) -> list[CompletionRequest]:
     """Returns a request for each prompt."""
     given = _fields(body, COMPLETION)
-    prompts = given.get("prompt")
-    prompts = prompts if isinstance(prompts, list) else [prompts]
-    if not 0 < len(prompts) <= MOST_PROMPTS or not all([isinstance(prompt, str) for prompt in prompts]):
-        raise wrong(f"the prompt is no text, and no list of up to {MOST_PROMPTS} texts: send that, no token ids", "prompt")
+    prompt = given.get("prompt")
+    prompts = prompt if isinstance(prompt, list) and not _are_ids(prompt) else [prompt]
+    texts, are_ids = [one for one in prompts if isinstance(one, str)], all(map(_are_ids, prompts))
+    if not 0 < len(prompts) <= MOST_PROMPTS or not (are_ids or len(texts) == len(prompts)):
+        raise wrong(
+            f"the prompt is no text, no token ids, and no list of up to {MOST_PROMPTS} of one kind: send that", "prompt"
+        )
     sampling = _sampling(given, "max_tokens")
     if "logprobs" in given:
         sampling["logprobs"] = given["logprobs"]
     if _flag(given, "echo"):
-        if "logprobs" in given:
-            raise wrong("'echo' with 'logprobs' would need those of the prompt, which are not computed: leave one out", "echo")
         sampling["echo"] = True
-    common = _common(given, key)
-    return [CompletionRequest(text=prompt, **common, sampling=sampling) for prompt in prompts]
+    common = {**_common(given, key), "sampling": sampling, "fields": {"token_ids": "prompt"}}
+    if are_ids:
+        return [CompletionRequest(token_ids=json.dumps(ids), **common) for ids in prompts]
+    return [CompletionRequest(text=text, **common) for text in texts]
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(one) is int for one in prompt)
 
 
 def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> list[CompletionRequest]:

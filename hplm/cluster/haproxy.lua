@@ -16,7 +16,7 @@ local KEYS = {}
 for key in ([[
     id name shape datatype data parameters inputs outputs binary_data binary_data_output binary_data_size
     tenant authorization timeout truncate top_k hplm_priority hplm_rung hplm_tenants priority TEXT TEXT_PAIR
-    text_input messages sampling_parameters stream exclude_input_in_output
+    text_input messages token_ids sampling_parameters stream exclude_input_in_output
     return_finish_reason return_num_input_tokens return_num_output_tokens return_logprobs
     max_tokens min_tokens temperature top_p min_p presence_penalty frequency_penalty repetition_penalty
     logit_bias seed stop stop_token_ids ignore_eos n logprobs echo
@@ -28,7 +28,7 @@ local CONTROL = "\1" -- stands for any control character that was escaped
 local HAS_CONTROL = "a control character in a string that is no text" -- Triton ends a tenant's name at a NUL
 
 local TEXTS = {}
-for key in ("data TEXT TEXT_PAIR text_input messages sampling_parameters stop"):gmatch("%S+") do
+for key in ("data TEXT TEXT_PAIR text_input messages token_ids sampling_parameters stop"):gmatch("%S+") do
     TEXTS[key] = true
 end
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hplm.errors import Broken, HplmError
-from hplm.generation.request import DEADLINE, AnswerPart, DecoderRequest, Sequence, Token
+from hplm.generation.request import DEADLINE, LENGTH, AnswerPart, DecoderRequest, Sequence, Token
 from hplm.generation.running import Planned, RunningSequences
 from hplm.generation.staging import Staged
 from hplm.metrics.meter import Meter
@@ -58,9 +58,13 @@ class SequenceAnswers:
             self._first_tokens.append((now - request.arrival_ns) / 1e9)
             for choice in range(1, request.sampling.n):
                 self._running.further.append(Sequence(request, choice))
-        text = sequence.take(token, self._end_ids)
-        request.generated += 1
-        sequence.unsaid.append(token)
+        text = ""
+        if request.sampling.max_tokens:
+            text = sequence.take(token, self._end_ids)
+            request.generated += 1
+            sequence.unsaid.append(token)
+        else:
+            sequence.finish = LENGTH
         if sequence.finish is not None:
             self._running.learn(sequence.generated, request.sampling.max_tokens)
             self._leave(sequence)
@@ -76,10 +80,12 @@ class SequenceAnswers:
         self._send(sequence, text)
 
     def _send(self, sequence: Sequence, text: str) -> None:
-        request, tokens, text = sequence.request, tuple(sequence.unsaid), sequence.echo + text
-        sequence.unsaid, sequence.echo = [], ""
+        request, tokens, prompt = sequence.request, tuple(sequence.unsaid), ()
+        if not sequence.begun:
+            text, prompt = request.echo + text, request.told
+        sequence.unsaid, sequence.begun = [], True
         counts = len(request.prompt), request.generated
-        say(request, AnswerPart(sequence.choice, text, tokens, sequence.finish, request.ended, *counts))
+        say(request, AnswerPart(sequence.choice, text, tokens, sequence.finish, request.ended, *counts, prompt))
 
     def finish(self, request: DecoderRequest, reason: str) -> None:
         """Ends all answers of a request with what there is."""

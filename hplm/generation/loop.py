@@ -90,7 +90,7 @@ class Loop:
 
     def _check(self, request: DecoderRequest) -> None:
         """Raises if the request could never be answered."""
-        needed, longest = len(request.prompt) + request.sampling.max_tokens, self.running.cache.largest
+        needed, longest = len(request.prompt) + max(1, request.sampling.max_tokens), self.running.cache.largest
         if needed > longest:
             raise InvalidInput(
                 f"a prompt of {len(request.prompt)} tokens with 'max_tokens' {request.sampling.max_tokens} needs memory for "

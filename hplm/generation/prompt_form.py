@@ -26,6 +26,7 @@ class PromptForm(NamedTuple):
     returned: tuple[str, ...] = ()  # of RETURNED
     timeout_us: int = 0  # what Triton has read of `timeout` itself; 0: nothing
     arrival_ns: int = 0  # of the monotonic clock; 0: now
+    token_ids: str | None = None  # JSON
 
     def packed(self) -> bytes:
         """Returns its bytes. Only a process of ours may read them: others could end their reader."""

@@ -75,7 +75,9 @@ class ReplyWriter:
         if GENERATED_TOKENS in returned:
             outputs["num_output_tokens"] = np.array(list(map(len, tokens)), dtype=np.uint32)
         if LOGPROBS in returned:
-            outputs["logprobs"] = _strings([json.dumps(list(map(self._logprobs_of, own))) for own in tokens])
+            prompts = [[token for piece in part for token in piece.prompt] for part in parts]
+            told = [list(map(self._logprobs_of, (*prompt, *own))) for prompt, own in zip(prompts, tokens, strict=True)]
+            outputs["logprobs"] = _strings(list(map(json.dumps, told)))
         return outputs
 
     def _logprobs_of(self, token: Token) -> dict[str, dict[str, Any]]:

@@ -49,7 +49,7 @@ class Token:
     """A chosen token. `id` is -1 if the logits are no numbers."""
 
     id: int
-    logprob: float | None = None  # of the model alone, before any setting
+    logprob: float | None = None  # of the model alone, before any setting; a prompt's first token has none
     likeliest: tuple[tuple[int, float], ...] = ()  # tokens and their logprobs, where they were asked for
 
 
@@ -64,6 +64,7 @@ class AnswerPart:
     is_last: bool = False  # of the request
     prompt_tokens: int = 0
     generated_tokens: int = 0  # of the request until now
+    prompt: tuple[Token, ...] = ()  # the prompt's tokens, in an answer's first part, if they were asked for
 
 
 _NUMBERS = count()
@@ -87,6 +88,7 @@ class DecoderRequest:
     arrival_ns: int
     seed: int  # that of `sampling`, if it has one
     echo: str = ""  # said before the answer
+    given_from: int = 0  # the place of the client's own first token in `prompt`: the start id may stand before it
     allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
     in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
@@ -96,6 +98,7 @@ class DecoderRequest:
     cancelled: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
     generated: int = field(default=0, init=False)  # tokens of all answers
+    scored: list[Token] = field(default_factory=list[Token], init=False)  # the prompt's second token, and those behind it
 
     def __post_init__(self) -> None:
         self.number = next(_NUMBERS)
@@ -106,11 +109,24 @@ class DecoderRequest:
         self.open = set(range(self.sampling.n))  # the numbers of the answers that have not ended
 
     @property
+    def unscored(self) -> int:
+        """The tokens of the prompt whose logprobs are still to be computed."""
+        return len(self.prompt) - 1 - len(self.scored) if self.sampling.scores_prompt else 0
+
+    @property
+    def told(self) -> tuple[Token, ...]:
+        """The tokens that the client gave, if it asked for their logprobs. All are scored."""
+        first = self.given_from
+        known = [Token(id) for id in self.prompt[first : first + 1]] if self.sampling.scores_prompt else []
+        return (*known, *self.scored[first:])
+
+    @property
     def bytes(self) -> int:
         """The memory that it keeps while it waits. What each request keeps beside this is small."""
         sampling = self.sampling
         ids = BIAS_BYTES * len(sampling.logit_bias) + ID_BYTES * len(sampling.stop_token_ids)
-        return TOKEN_BYTES * len(self.prompt) + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
+        tokens = len(self.prompt) * (1 + (1 + (sampling.logprobs or 0) if sampling.scores_prompt else 0))
+        return TOKEN_BYTES * tokens + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
 
     def refuse(self, error: HplmError) -> None:
         """Ends a request that the loop does not have."""
@@ -128,7 +144,7 @@ class Sequence:
         self.seed = seed_of(request.seed, choice)
         self.detokenizer = Detokenizer(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
         self.finish: str | None = None
-        self.echo = request.echo  # said before its first text
+        self.begun = False  # whether something was said
         # While it runs:
         self.blocks: Blocks | None = None  # of its keys and values
         self.token_ns = 0  # when its newest token came
@@ -151,6 +167,11 @@ class Sequence:
     @property
     def uncomputed(self) -> int:
         return len(self.ids) - self.computed
+
+    @property
+    def skipped(self) -> int:
+        """The most of its first tokens that need not be computed if another sequence has them: no logits of them are needed."""
+        return len(self.request.scored) if self.request.unscored else len(self.ids) - 1
 
     def expected(self, share: float) -> float:
         """Returns how many tokens it may still get, if an answer usually has this part of `max_tokens`."""

@@ -180,7 +180,8 @@ class RunningSequences:
 
     def learn(self, generated: int, most: int) -> None:
         """Learns from an answer that has ended how many of its `max_tokens` it has."""
-        self.share += LEARNING * (generated / most - self.share)
+        if most:
+            self.share += LEARNING * (generated / most - self.share)
 
     def most_tokens(self, cost: CostModel) -> int:
         """Returns how many tokens a step may have, so that pieces of prompts do not hold up sequences that grow."""
@@ -274,10 +275,10 @@ class RunningSequences:
     def _alike(self, sequence: Sequence, remembered: list[FinishedSequence]) -> tuple[Blocks, int]:
         """Returns the blocks of a sequence of the same tenant version that begins alike, and how many of its tokens do.
 
-        The last token of `sequence` is computed in any case: its logits are needed.
+        The last token of `sequence` is computed in any case, and all of a prompt to score: their logits are needed.
         """
         blocks: Blocks = ()
-        alike, key, last = 0, sequence.request.tenant.key, len(sequence.ids) - 1
+        alike, key, last = 0, sequence.request.tenant.key, sequence.skipped
         computed = [(other.request.tenant.key, other.ids, other.computed, other.blocks or ()) for other in self.sequences]
         computed += [(other.key, other.ids, len(other.ids), other.blocks) for other in remembered]
         for its, ids, count, its_blocks in computed:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hplm.generation.request import Sequence, Token
+from hplm.generation.request import DecoderRequest, Sequence, Token
 from hplm.generation.sampling import GREEDY, Sampling, uniform
 from hplm.model.tensors import array_of, sent, tensor_of
 
+SCORED = 64  # tokens of prompts whose logits are in memory at a time
 CANDIDATES = 256  # the likeliest tokens, which nearly always hold all that `top_p` allows
 
 
@@ -36,6 +38,21 @@ def sample(logits: Tensor, sequences: Many[Sequence], end_ids: Many[int]) -> lis
         for row, logprobs in zip(told, plain, strict=True):
             tokens[row] = _token_with_logprobs(ids[row], logprobs, settings[row].logprobs or 0)
     return tokens
+
+
+def score(request: DecoderRequest, place: int, read: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
+    """Adds to a request the tokens of its prompt that come behind `read`, states from this place of the prompt on.
+
+    Those that were scored before are left out: a step may be computed again.
+    """
+    first = len(request.scored)
+    following = request.prompt[first + 1 : place + len(read) + 1]
+    for at in range(0, len(following), SCORED):
+        ids = following[at : at + SCORED]
+        start = first - place + at
+        logprobs = logits_of(read[start : start + len(ids)]).log_softmax(dim=1)
+        own = zip(ids, logprobs, strict=True)
+        request.scored += [_token_with_logprobs(id, row, request.sampling.logprobs or 0) for id, row in own]
 
 
 def _token_with_logprobs(id: int, logprobs: Tensor, count: int) -> Token:

@@ -24,7 +24,6 @@ BITS = 24  # as many as a float of 32 bits holds exactly
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Count = Annotated[int, Meta(ge=1, le=1 << 30)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -45,11 +44,15 @@ class Sampling:
     stop: Annotated[tuple[Stop, ...], Meta(max_length=16)] = ()
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=1024)] = ()
     ignore_eos: bool = False
-    max_tokens: Count = 16
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 16
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
     n: Annotated[int, Meta(ge=1, le=16)] = 1  # answers
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # how many of the likeliest tokens are told with each token
-    echo: bool = False  # the answer begins with the prompt
+    echo: bool = False  # the answer begins with the prompt; with `logprobs`, its tokens are told too
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
 
     def check_ids(self, vocabulary: int, end_ids: Sequence[int]) -> None:
         """Raises if it names a token that the model does not have, or leaves none to choose."""

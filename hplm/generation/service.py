@@ -119,11 +119,9 @@ class DecoderService:
         if tenant.uid in self._refused:
             raise refusal(tenant.id)
         request_number(form.parameters, "hplm_rung", 0, 2**16 - 1)  # raises if it is none; decoders have one rung
-        if (form.text is None) == (form.messages is None):
-            raise InvalidInput("the request needs either 'text_input' or 'messages': send just one of them")
+        if [form.text, form.messages, form.token_ids].count(None) != 2:
+            raise InvalidInput("the request needs 'text_input', 'messages' or 'token_ids': send just one of them")
         sampling = sampling_of(form.parameters, form.sampling)
-        if not form.excludes_input:
-            sampling = replace(sampling, echo=True)
         if LOGPROBS in form.returned and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
         writer = ReplyWriter(put, self._prompts, number, tenant.uid, sampling.n, form)
@@ -141,7 +139,7 @@ class DecoderService:
         priority = request_number(form.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
         sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
-        text, most_characters = form.text or "", self._prompts.most_characters
+        text, most_characters = form.text or form.token_ids or "", self._prompts.most_characters
         if len(text) > most_characters and not truncate:
             raise InvalidInput(
                 f"the prompt has {len(text):,} characters, but {most_characters:,} are read at most: shorten it, or send the "
@@ -158,9 +156,10 @@ class DecoderService:
 
         def read(request: DecoderRequest) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
-            tokens, echo = self._tokens(form, sampling.max_tokens, truncate)
+            tokens, request.given_from, text = self._tokens(form, sampling, truncate)
             self._quotas.charge(tenant, 0, len(tokens))
-            request.prompt, request.echo = tokens.tolist(), echo if sampling.echo else ""
+            request.prompt = tokens.tolist()
+            request.echo = text if sampling.echo or not form.excludes_input else ""
 
         try:
             chain = view.forest.chain(tenant.domain, tenant.domain_version)  # raises if a table is broken
@@ -227,24 +226,30 @@ class DecoderService:
             self.meter.add(name, count - self._counted[name, labels], *labels)
         self._counted.update(counted)
 
-    def _tokens(self, form: PromptForm, max_tokens: int, truncate: bool) -> tuple[Array, str]:
-        """Returns the tokens of a prompt, and its text. Raises if with the answer they are too many."""
-        positions = self._backbone.config.positions
-        if form.messages is None:
-            text = form.text or ""
-            tokens = self._prompts.encode(text[-self._prompts.most_characters :])
+    def _tokens(self, form: PromptForm, sampling: Sampling, truncate: bool) -> tuple[Array, int, str]:
+        """Returns the tokens of a prompt, where its own begin, and its text. Raises if with the answer they are too many."""
+        positions, max_tokens, prompts = self._backbone.config.positions, sampling.max_tokens, self._prompts
+        if form.messages is not None:
+            ids = prompts.ids_of_messages(form.messages)
+            text = prompts.decode(ids)
+        elif form.token_ids is not None:
+            ids = prompts.ids_in(form.token_ids)
+            text = prompts.decode(ids, special=True)
         else:
-            tokens = self._prompts.of_messages(form.messages)
-            text = self._prompts.decode(tokens.tolist())
-        most = positions - max_tokens
-        if truncate and most > 0:  # what is generated follows the end
-            tokens = self._prompts.end_of(tokens, most)
+            text = form.text or ""
+            ids = prompts.ids_of(text[-prompts.most_characters :])
+        tokens = prompts.started(ids, as_given=form.token_ids is not None)
+        added, most = len(tokens) - len(ids), positions - max(1, max_tokens)
+        if len(tokens) > most and truncate and most > 0:  # what is generated follows the end
+            tokens = prompts.end_of(tokens, most)
+            if sampling.scores_prompt:
+                text = prompts.decode(tokens[added:].tolist(), special=True)
         if len(tokens) > most:
             raise InvalidInput(
                 f"a prompt of {len(tokens)} tokens and 'max_tokens' {max_tokens} are more than the {positions} "
                 "that the model takes: shorten the prompt, lower 'max_tokens', or send the parameter truncate=true"
             )
-        return tokens, text
+        return tokens, added, text
 
 
 def open_service(begin: Begin, host: Host) -> DecoderService:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from hplm.engine.backbone import Backbone
 from hplm.errors import HplmError
 from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import Cache, table_of
-from hplm.generation.request import Sequence
+from hplm.generation.request import DecoderRequest, Sequence
 from hplm.generation.running import Planned
+from hplm.generation.sampler import score
 from hplm.model.attention import avoid_plans
 from hplm.model.cpu import keep_freed_memory
 from hplm.model.layer import Attend
@@ -33,6 +35,14 @@ from hplm.plot.forest import Chain
 from hplm.plot.gathering import Gatherer
 
 
+class ScoredRows(NamedTuple):
+    """A prompt whose tokens get logprobs in this step."""
+
+    request: DecoderRequest
+    place: int  # of its first token in the step
+    rows: slice  # among those of the step whose logits are needed
+
+
 @dataclass(frozen=True)
 class Staged:
     """A step as tensors: the new tokens of all its sequences, end to end."""
@@ -42,8 +52,10 @@ class Staged:
     positions: Tensor
     attend: Attend
     adapters: list[LayoutRows]
-    last_adapters: list[LayoutRows]  # the same, for the rows that get a next token
-    rows: Tensor  # the last token of each sequence that gets a next token
+    last_adapters: list[LayoutRows]  # the same, for `rows`
+    rows: Tensor  # the tokens whose logits are needed: the last one of each sequence that gets a next token, and scored prompts
+    scored: Many[ScoredRows] = ()
+    last: Tensor | None = None  # among `rows`: those of next tokens; None: all
 
 
 class DecoderStager:
@@ -105,6 +117,9 @@ class DecoderStager:
         table, ends = table_of([one.sequence.blocks or () for one in planned]), np.cumsum(counts)
         seeded = any(one.sequence.request.sampling.seed is not None for one in planned)
         completes = np.array([one.completes for one in planned])
+        scores = np.array([one.sequence.request.unscored > 0 for one in planned])
+        needed = np.where(scores, counts, completes)  # of each sequence, the last tokens whose logits are needed
+        until = np.cumsum(needed)
         slots = [one.sequence.adapter for one in planned]
         sums = self._gatherer.sums(forest, addresses, counts)
         self.computed.fill(sums, addresses, keys, [(one.sequence.request.tenant.chain.domain, one.count) for one in planned])
@@ -115,8 +130,14 @@ class DecoderStager:
             positions=self._sent(ranges(before, counts)),
             attend=attention_over(self._backbone.config, self._cache, Chunks(table, before, counts), seeded),
             adapters=rows_by_layout(slots, counts.tolist(), *placed),
-            last_adapters=rows_by_layout(slots, completes.tolist(), *placed),
-            rows=self._sent(ends[completes] - 1),
+            last_adapters=rows_by_layout(slots, needed.tolist(), *placed),
+            rows=self._sent(ranges(ends - needed, needed)),
+            scored=[
+                ScoredRows(one.sequence.request, one.sequence.computed, slice(end - one.count, end))
+                for one, end, scored in zip(planned, until.tolist(), scores, strict=True)
+                if scored
+            ],
+            last=self._sent(until[completes] - 1) if scores.any() else None,
         )
 
     def _found(self, planned: Many[Planned]) -> list[tuple[Array, Array]]:
@@ -164,7 +185,9 @@ class Decoder:
         adapters = [partial(adapted, step.adapters, layer) for layer in range(last)]
         adapters.append(partial(adapted_last, step.adapters, step.last_adapters, last))
         x = self._upper(step.sums, step.positions, None, step.attend, adapters, step.rows)
-        return self._upper.logits(x)
+        for request, place, rows in step.scored:
+            score(request, place, x[rows], self._upper.logits)
+        return self._upper.logits(x if step.last is None else x[step.last])
 
     def wait(self) -> None:
         """Returns when the device has computed all that was started, with the copies of adapters."""

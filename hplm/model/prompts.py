@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -33,7 +34,8 @@ class Prompts:
             raise ValueError(f"{config.name} is an encoder, which reads no prompts")
         self.most_characters = READ_CHARACTERS * config.positions  # of a prompt
         self._name = config.name
-        self._start_id, self._starts = config.start_id, config.starts or config.always_starts
+        self._start_id, self._starts, self._always_starts = config.start_id, config.starts, config.always_starts
+        self._vocabulary = config.vocabulary
         self._end_id = config.end_ids[0] if config.end_ids else None
         self._template = config.chat_template
         self._tokenizer = unlimited(tokenizer_json)
@@ -44,19 +46,36 @@ class Prompts:
 
     def encode(self, text: str) -> Array:
         """Returns the tokens of a prompt, int64."""
-        return self._started(self.encode_more(text))
-
-    def encode_more(self, text: str) -> list[int]:
-        """Returns the tokens of a text that goes on with a prompt."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.started(self.ids_of(text))
 
     def of_messages(self, messages: str) -> Array:
         """Returns the tokens of a chat, whose messages are JSON, as those of a prompt."""
-        return self._started(self._chat.tokens(read_messages(messages, self.most_characters)))
+        return self.started(self.ids_of_messages(messages))
 
-    def _started(self, ids: list[int]) -> Array:
+    def ids_of(self, text: str) -> list[int]:
+        """Returns the tokens of a text alone."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def ids_of_messages(self, messages: str) -> list[int]:
+        return self._chat.tokens(read_messages(messages, self.most_characters))
+
+    def ids_in(self, given: str) -> list[int]:
+        """Returns the tokens in a list in JSON."""
+        try:
+            ids = msgspec.json.decode(given, type=list[int])
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"'token_ids' is no list of token ids in JSON ({error}): send one such as [5, 7]") from None
+        if not ids:
+            raise InvalidInput("'token_ids' is empty: send at least one")
+        if unknown := [id for id in ids if not 0 <= id < self._vocabulary]:
+            raise InvalidInput(f"'token_ids' names token {unknown[0]}, but the model has tokens 0 to {self._vocabulary - 1}")
+        return ids
+
+    def started(self, ids: list[int], as_given: bool = False) -> Array:
+        """Returns the tokens of a prompt, int64. `as_given`: with a start id only if it has to be there."""
         tokens = np.array(ids, dtype=np.int64)
-        return with_start_id(tokens, self._start_id) if self._starts or not ids else tokens
+        starts = self._always_starts or (self._starts and not as_given) or not ids
+        return with_start_id(tokens, self._start_id) if starts else tokens
 
     def end_of(self, tokens: Array, most: int) -> Array:
         """Returns so many of the last tokens of a prompt. A start id stays first."""

@@ -211,7 +211,7 @@ def test_settings_may_stand_in_json_and_beside_it_and_numbers_may_be_text():
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
         ('{"stop": 5}', ["stop", 5, "str", "array"]),
-        *[(json.dumps({"max_tokens": value}), ["max_tokens", value]) for value in ("many", "1.5", "nan", "0", True)],
+        *[(json.dumps({"max_tokens": value}), ["max_tokens", value]) for value in ("many", "1.5", "nan", "-1", True)],
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
     ],
 )

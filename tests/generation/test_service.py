@@ -37,9 +37,9 @@ READ = READ_CHARACTERS * CHAT.positions
 class Reading(Prompts):
     """Notes what was tokenised last."""
 
-    def encode(self, text):
+    def ids_of(self, text):
         self.read = text
-        return super().encode(text)
+        return super().ids_of(text)
 
 
 class Place:

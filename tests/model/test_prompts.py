@@ -62,6 +62,15 @@ def test_a_template_that_begins_with_the_start_id_gets_no_other_one(prompts):
     assert prompts.decode(prompts.encode("a"), special=True) == start + "a"
 
 
+@pytest.mark.parametrize(
+    "given", ["", "5", "{}", "[]", "[true]", '["5"]', "[1.5]", "[[5]]", "[-1]", f"[5, {CHAT.vocabulary}]", "[1e99]"]
+)
+def test_token_ids_are_a_list_of_those_that_the_model_has(prompts, given):
+    with pytest.raises(InvalidInput, match="'token_ids'"):
+        prompts.ids_in(given)
+    assert prompts.ids_in(f"[0, {CHAT.vocabulary - 1}]") == [0, CHAT.vocabulary - 1]
+
+
 def test_documents_of_a_decoder_are_cut_into_pieces_behind_the_start_id(prompts):
     tokenizer = Tokenizer(byte_tokenizer_json(CHAT.vocabulary), 5, CHAT.start_id)
     pieces = tokenizer.encode_documents(["abcdefghi", "x"])

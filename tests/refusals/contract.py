@@ -65,9 +65,10 @@ class Row:
             return type(value) is int and self._holds(value)
         if self.type.startswith("number"):
             return (type(value) in (int, float) and self._holds(value)) or f", or {value}" == self.type[6:]
-        if self.type == "a text, or a list of up to 128":
-            texts = value if isinstance(value, list) else [value]
-            return 0 < len(texts) <= 128 and all(isinstance(text, str) for text in texts)
+        if self.type == "a text or token ids, or a list of up to 128":
+            prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
+            is_one = all(isinstance(prompt, str) for prompt in prompts) or all(map(_are_ids, prompts))
+            return 0 < len(prompts) <= 128 and is_one
         found = LISTED.match(self.type)
         assert found, f"the type {self.type!r} of {self.name!r} is unknown here"
         most = number(found[1])
@@ -106,6 +107,11 @@ class Row:
 
 
 VOCABULARY = 264  # tokens of the toy decoder
+
+
+def _are_ids(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) > 0
+    return is_list and all(type(token) is int and 0 <= token < VOCABULARY for token in value)
 
 
 def number(cell: str) -> int | float:
