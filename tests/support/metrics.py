@@ -21,7 +21,7 @@ METRICS = [
     *(part for own in HISTOGRAMS for part in own.parts),
 ]
 OF_DECODERS = {
-    *(names.GENERATIONS, names.PROMISED, names.PROMPT_TOKENS, names.GENERATED_TOKENS, names.PUT_BACK),
+    *(names.GENERATIONS, names.PROMISED, names.PROMPT_TOKENS, names.GENERATED_TOKENS, names.PUT_BACK, names.MISSING_WINDOWS),
     *(names.RUNNING_SEQUENCES, names.WAITING_SEQUENCES),
     *(names.CACHE_TOKENS, names.CACHE_ROOM, names.CACHE_SHARE),
     *(*names.FIRST_TOKEN_SECONDS.parts, *names.TOKEN_SECONDS.parts),
