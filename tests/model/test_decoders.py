@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from hplm.errors import InvalidInput
 from hplm.model.attention import SinkAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from hplm.model.config import BackboneConfig
 from hplm.model.gguf_files import SAMPLE
 from hplm.model.windows import Window
 from testing.random_store import byte_tokenizer_json
@@ -169,6 +170,9 @@ def test_it_is_the_model_that_was_converted(tmp_path, family, pre):
     config = checkpoint.config
     assert (config.name, config.start_id, config.end_ids, config.positions) == ("tiny", START, (END,), POSITIONS)
     assert config.chat_template == "{{ messages }}"
+    config.save(path := tmp_path / "backbone.json")
+    assert BackboneConfig.load(path) == config
+    assert ("head_norms" in path.read_text("utf-8")) == (family == "qwen3")  # others' file is that of 0.1.0
     lower, upper = split(checkpoint)
     sums, attend = lower(torch.tensor(text)[:, None] + 1)[:, 0], SinkAttention([len(text) - 1], config.heads)
     found = upper.logits(upper(sums, torch.arange(len(text)), None, attend))
