@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from hplm.adapters.layout import Layout
 from hplm.adapters.records import Records
 from hplm.location import Location
 from hplm.lookup.views import Views
+from hplm.model.cpu import apart
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.weights import load_stack, load_weights
 from hplm.plot.table import Table
@@ -54,9 +56,11 @@ class Backbone(Views):
         return self._lower.get(table)
 
     def _open_lower(self, table: Table) -> None:
+        if table.lower.exists():
+            apart(partial(self._load_lower, table))  # in this thread, OpenMP's threads would stay and slow the engine's down
+
+    def _load_lower(self, table: Table) -> None:
         """Loads the lower layers. Those of several domains share the weights that are equal."""
-        if not table.lower.exists():
-            return
         weights = {
             name: weight.to(self._device, weight.dtype if name == WORDS else torch.float32)
             for name, weight in load_weights(table.lower, EXPORT_AGAIN).items()
