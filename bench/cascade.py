@@ -27,7 +27,7 @@ from builder.store.resumable import write_json
 from builder.store.store import Store
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.tasks import training_task
-from builder.training.tenant import build_tenant
+from builder.training.build import build_tenant
 from demo.building import minilm
 from demo.data import MANIFEST, DemoTenant, data_of, stored, write_demo_data
 from demo.domains import DOMAINS

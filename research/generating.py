@@ -20,7 +20,7 @@ from builder.importing.adapter_import import plain_tenant
 from builder.learning.limits import Budget
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.tasks import training_task
-from builder.training.tenant import build_tenant
+from builder.training.build import build_tenant
 from demo.building import fingerprint, named, packaged
 from demo.data import DemoTenant, stored, write_demo_data, write_lines
 from demo.domains import DOMAINS

@@ -238,7 +238,7 @@ def tenant(
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
     :param fresh: start anew, from random weights
     """
-    from builder.training.tenant import build_tenant, warnings_of
+    from builder.training.build import build_tenant, warnings_of
 
     opened = open_store(store)
     check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns)
@@ -273,9 +273,9 @@ def check_tenant(
     """Refuses what is wrong with the options of `hplm build tenant`, before any data are read."""
     from builder.store.store import check_name
     from builder.tables.text_files import check_file
+    from builder.training.build import checked_options, chosen_task
     from builder.training.start import check_version
     from builder.training.teachers import Teacher
-    from builder.training.tenant import checked_options, chosen_task
     from hplm.tasks import check_backbone
 
     check_name("tenant", id)

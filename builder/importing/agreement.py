@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from builder.tasks.tasks import Rows
+from builder.training.build import WORST, shown
 from builder.training.data import Data
-from builder.training.tenant import WORST, shown
 from hplm.arrays import Array
 from hplm.tasks import softmax
 

@@ -22,10 +22,10 @@ from builder.tables.counts import count_ngrams
 from builder.tables.domain import UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from builder.tasks.lookup import Reader
+from builder.training.build import delete_tenant
 from builder.training.data import read_data
 from builder.training.finetuning import TrainingOptions, finetune
 from builder.training.start import ANEW
-from builder.training.tenant import delete_tenant
 from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.model.windows import Window

@@ -29,8 +29,8 @@ from builder.store.store import Store
 from builder.tasks.examples import Example
 from builder.tasks.lookup import Reader
 from builder.tasks.tasks import training_task
+from builder.training.build import build_tenant, delete_tenant
 from builder.training.data import Data
-from builder.training.tenant import build_tenant, delete_tenant
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT

@@ -9,8 +9,8 @@ import torch
 
 from builder.learning.progress import Exam, Progress
 from builder.tasks.scores import Scores
+from builder.training.build import build_tenant
 from builder.training.finetuning import Trained, tenant_model
-from builder.training.tenant import build_tenant
 from testing.toy import WORDS
 from tests.support.device import DEVICE
 

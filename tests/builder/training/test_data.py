@@ -18,8 +18,8 @@ from builder.store.store import TenantVersion
 from builder.tasks.division import seen_after, split_again, split_off
 from builder.tasks.examples import Example, hash_of, read_corpus
 from builder.tasks.tasks import training_task
+from builder.training.build import warnings_of
 from builder.training.data import read_data
-from builder.training.tenant import warnings_of
 from hplm.errors import Broken, InvalidInput
 from testing.random_store import random_tenant
 from tests.builder.training.small_tenants import asked, learn, made, pretend, write

@@ -10,8 +10,8 @@ from builder.importing.adapter_import import plain_tenant
 from builder.publish.export import write_version
 from builder.store.store import Store
 from builder.tasks.tasks import training_task
+from builder.training.build import build_tenant
 from builder.training.generating import PromptReader
-from builder.training.tenant import build_tenant
 from hplm.engine.backbone import Backbone
 from hplm.errors import InvalidInput
 from tests.builder.stores import decoder_store

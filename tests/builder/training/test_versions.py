@@ -10,8 +10,8 @@ from builder.exits.build import build_exits
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.tables.build_folder import locked_folder
+from builder.training.build import build_tenant, delete_tenant, warnings_of
 from builder.training.start import ANEW
-from builder.training.tenant import build_tenant, delete_tenant, warnings_of
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
 from tests.builder.stores import build, cut, give_other_values, interrupted, nothing_looked_up, some_lines

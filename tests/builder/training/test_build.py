@@ -14,7 +14,7 @@ from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.students.team import StudentTeam
-from builder.training.tenant import warnings_of
+from builder.training.build import warnings_of
 from testing.random_store import TOY
 from testing.reference import Reference
 from tests.builder.training.small_tenants import STILL, TASKS, learn, made, weights
