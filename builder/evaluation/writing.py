@@ -62,8 +62,8 @@ def write_here(store: Store, tenant: TenantVersion, examples: Sequence[Example],
             return [[text] for text in _written_by(service, backbone, tenant.id, examples, most)]
         finally:
             driver.close()
+            service.close()  # its reader wakes the driver at its end
             driver.join()
-            service.close()
 
 
 def _written_by(

@@ -39,7 +39,7 @@ def with_bars(monkeypatch):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Drawing how a tenant has learned takes longer than tiny trainings do. `training/test_build.py` looks at pictures."""
-    drawings = ("training.tenant.draw_learning", "tables.root.draw_learning", "importing.matching.draw_learning")
+    drawings = ("training.build.draw_learning", "tables.root.draw_learning", "importing.matching.draw_learning")
     for drawing in drawings:
         monkeypatch.setattr(f"builder.{drawing}", lambda *given: given[-1].write_bytes(b"a picture"))
 

@@ -174,6 +174,7 @@ GIVEN = {
 PARAMETERS = {
     "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "policy": "timely",
     "queue_texts": "10", "queue_mb": "2", "deadline_ms": "1.5", "plot_hot": "7", "threads": "3", "dtype": "fp32",
+    "kept_mb": "5",
 }  # fmt: skip
 
 
