@@ -1,4 +1,4 @@
-"""What a decoder's tenant writes behind prompts: here, as a server's engine does, and as a running server has written it."""
+"""Lets a decoder's tenant write behind prompts: here, with the engine of a server, or on a running server."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Text:
 
 
 class LookedUp(NamedTuple):
-    """What a look-up reads of a text, as `Encoded` has it."""
+    """Holds what a look-up reads of a text, as `Encoded` does."""
 
     tokens: np.ndarray
     lengths: np.ndarray  # of its windows

@@ -1,4 +1,4 @@
-"""What `hplm evaluate --against` trains beside a tenant."""
+"""Trains the schemes of `hplm evaluate --against` beside a tenant."""
 
 from __future__ import annotations
 

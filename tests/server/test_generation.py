@@ -13,10 +13,8 @@ from tritonclient.utils import InferenceServerException
 
 from builder.evaluation.writing import write_here, write_served
 from builder.tasks.tasks import training_task
-from hplm.engine.backbone import Backbone
 from hplm.errors import RESEND
 from hplm.metrics.names import MODEL_RESTARTS, REGISTRY_GENERATION, SERVER_RESTARTS
-from hplm.model.prompts import Prompts
 from hplm.server import inherited
 from hplm.server.process_group import SHARED_MEMORY
 from hplm_client import HplmClient
@@ -41,16 +39,6 @@ def serves(server):
     except InferenceServerException as error:
         assert "[draining]" in error.message()
         return False
-
-
-@pytest.fixture
-def backbone(server):
-    return Backbone(server.model_folder("chat"))
-
-
-@pytest.fixture
-def prompts(backbone):
-    return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
 
 
 def test_streams_of_several_tenants_equal_the_reference(server, backbone, prompts):

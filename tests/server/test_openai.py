@@ -3,8 +3,6 @@
 import openai
 import pytest
 
-from hplm.engine.backbone import Backbone
-from hplm.model.prompts import Prompts
 from tests.support.generative import GenerativeReference
 from tests.support.wait import PATIENCE
 
@@ -19,16 +17,6 @@ SCORES = {"echo": True, "logprobs": 1}
 def client(server):
     with openai.OpenAI(base_url=f"http://{server.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
-
-
-@pytest.fixture
-def backbone(server):
-    return Backbone(server.model_folder("chat"))
-
-
-@pytest.fixture
-def prompts(backbone):
-    return Prompts.load(backbone.folder / Backbone.TOKENIZER, backbone.config)
 
 
 def read(choices):
