@@ -44,28 +44,34 @@ class ComputedRows:
         at = np.flatnonzero(addresses == NULL)
         of: list[int] = np.repeat(np.arange(len(texts)), [count for _, count in texts])[at].tolist()
         windows: list[Missed] = [(ref(texts[text][0]), key.tobytes()) for text, key in zip(of, keys[at], strict=True)]
-        most = min(BATCH, len(self._kept))  # so that none of them takes the place of another one
-        for start in range(0, len(at), most):
-            part = slice(start, start + most)
-            places = sent(np.array(self._places_of(windows[part])), sums.device)
-            sums.index_copy_(0, sent(at[part], sums.device), self._kept.index_select(0, places))
+        for start in range(0, len(at), BATCH):
+            part = slice(start, start + BATCH)
+            sums.index_copy_(0, sent(at[part], sums.device), self._rows_of(windows[part]))
 
-    def _places_of(self, windows: Sequence[Missed]) -> list[int]:
-        """Returns where the rows are kept. Computes those that are not."""
-        for window in windows:
-            if (place := self._places.pop(window, None)) is not None:
-                self._places[window] = place
-        new = [window for window in dict.fromkeys(windows) if window not in self._places]
+    def _rows_of(self, windows: Sequence[Missed]) -> Tensor:
+        asked = dict.fromkeys(windows)
+        kept = [window for window in asked if window in self._places]
+        new = [window for window in asked if window not in self._places]
+        for window in kept:
+            self._places[window] = self._places.pop(window)
+        rows = self._kept.index_select(0, self._at(kept))
         if new:
-            rows = self._computed(new)
-            for window in new:
-                full = len(self._places) == len(self._kept)
-                self._places[window] = self._places.pop(next(iter(self._places))) if full else len(self._places)
-            places = sent(np.array([self._places[window] for window in new]), rows.device)
-            self._kept.index_copy_(0, places, rows)
+            computed = self._computed(new)
+            self._keep(new[-len(self._kept) :], computed[-len(self._kept) :])
+            rows = torch.cat([rows, computed])
         self.computed += len(new)
         self.found += len(windows) - len(new)
-        return [self._places[window] for window in windows]
+        order = {window: number for number, window in enumerate([*kept, *new])}
+        return rows.index_select(0, sent(np.array([order[window] for window in windows]), rows.device))
+
+    def _keep(self, windows: Sequence[Missed], rows: Tensor) -> None:
+        for window in windows:
+            full = len(self._places) == len(self._kept)
+            self._places[window] = self._places.pop(next(iter(self._places))) if full else len(self._places)
+        self._kept.index_copy_(0, self._at(windows), rows)
+
+    def _at(self, windows: Sequence[Missed]) -> Tensor:
+        return sent(np.array([self._places[window] for window in windows], dtype=np.int64), self._kept.device)
 
     @torch.no_grad()
     def _computed(self, windows: Sequence[Missed]) -> Tensor:
