@@ -180,7 +180,7 @@ def random_table(
 
 
 def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, root: bool) -> np.ndarray:
-    """Returns the keys of all windows and of their shorter forms in the order of rows (`builder.tables.ranking`).
+    """Returns the keys of all windows, and of an encoder's shorter forms, in the order of rows (`builder.tables.ranking`).
 
     Of a root, also all single tokens. The corpus must fit in memory.
     """
@@ -188,6 +188,8 @@ def ranked_keys(documents: Sequence[np.ndarray], space: KeySpace, root: bool) ->
     ranked, places = [], []
     for level in reversed(range(len(space.masks))):
         keys = whole & space.masks[level]
+        if space.window.causal:
+            keys = keys[(keys == whole).all(1)]
         if level + 1 < len(space.masks):
             keys = keys[((keys & space.masks[level + 1]) != keys).any(1)]
         elif root:

@@ -4,9 +4,10 @@
     keys-<level>      uint64, rows x words, sorted; level 0 are whole windows, then come the shorter forms (`Window.levels`)
     counts-<level>    uint64, how many windows are of this form once shrunken to it
 
-Each form is in one level, the deepest it fits in: a text's first token has nothing before it to lose. A corpus of any size is
-counted in bounded memory. Pieces of it become sorted runs, and the runs are merged, so many at a time. Shorter forms need no
-second look at the text: they are the merged windows, masked, as the next level's runs.
+Each form is in one level, the deepest it fits in: a text's first token has nothing before it to lose. A decoder computes the
+windows that no table has, so its shorter forms are only those that begin texts. A corpus of any size is counted in bounded
+memory. Pieces of it become sorted runs, and the runs are merged, so many at a time. Shorter forms need no second look at the
+text: they are the merged windows, masked, as the next level's runs.
 """
 
 from __future__ import annotations
@@ -90,10 +91,11 @@ def count_ngrams(corpus: Corpus, space: KeySpace, folder: Path, memory: int = ME
 
         for keys, counts in blocks:
             short = keys & space.masks[level + 1]
-            shorter.append((short, counts))
+            own = np.any(short != keys, axis=1)
+            passed = ~own if space.window.causal else slice(None)
+            shorter.append((short[passed], counts[passed]))
             if sum(len(short) for short, _ in shorter) > rows_in(memory, space.words) // 2:
                 write_piece()
-            own = np.any(short != keys, axis=1)
             yield keys[own], counts[own]
         if shorter:
             write_piece()

@@ -121,12 +121,13 @@ def corpus_of(folder, documents):
 
 
 def expected_counts(space, documents):
-    """Counts each window once, and each of its shorter forms once."""
+    """Counts each window once, and each of its shorter forms once. A decoder's windows have none."""
     counts = Counter()
     for document in documents:
         windows = windows_of(space.window, [document])
         for window in windows:
-            forms = {tuple(np.where(keep, window, 0).tolist()) for keep in space.window.levels()}
+            levels = space.window.levels()[: 1 if space.window.causal else None]
+            forms = {tuple(np.where(keep, window, 0).tolist()) for keep in levels}
             counts.update(tuple(space.pack(np.array([form]))[0].tolist()) for form in forms)
     return counts
 

@@ -227,6 +227,9 @@ def test_gathering_returns_what_the_lower_stack_computes(tmp_path, window, dtype
     tokens, lengths = np.concatenate(documents), np.array([len(document) for document in documents])
     hits = forest.chain("whole", 1).lookup(tokens, lengths)
     assert (hits.levels == 0).all()
+    if window.causal:  # each window, and all words alone
+        windows = {tuple(one) for one in windows_of(window, documents).tolist()}
+        assert table.meta.keys == len(windows | {(0, 0, word) for word in range(1, store.config.vocabulary + 1)})
     gatherer = Gatherer(DEVICE, torch.float32)
     assert not len(gatherer.broken(forest, hits.addresses))
     with torch.no_grad():
