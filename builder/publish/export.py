@@ -17,7 +17,7 @@ from builder.store.store import Store, TenantVersion, written_folder
 from hplm.adapters import records
 from hplm.disk import bytes_in, check_room
 from hplm.engine.backbone import Backbone
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.plot.forest import assign_addresses
 from hplm.plot.meta import TableMeta
@@ -90,12 +90,15 @@ def write_version(store: Store, tenants: list[TenantVersion], version_folder: Pa
 
 
 def _check_same(folder: Path, fresh: Path) -> None:
-    """Raises if an export has another content than a new one."""
+    """Raises if an export has another content than a new one, or lacks files of it, as exports of earlier commits do."""
     if Snapshot.load(folder / Backbone.TENANTS, ELSEWHERE).export != Snapshot.load(fresh / Backbone.TENANTS).export:
         raise InvalidInput(
             f"{folder} has another content than this store, and servers and registries may need it: publish the changes with "
             f"`hplm tenant publish` and `hplm domain update`, change settings alone with --settings-only, {ELSEWHERE}"
         )
+    there, here = ({str(file.relative_to(place)) for file in place.rglob("*")} for place in (folder, fresh))
+    if lacking := sorted(here - there):
+        raise InvalidInput(f"{folder} lacks {some(lacking)}, which this store has: {ELSEWHERE}")
 
 
 def _export_of_root(store: Store, folder: Path) -> Snapshot:

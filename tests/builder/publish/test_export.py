@@ -56,6 +56,8 @@ def test_a_decoders_lower_layers_come_with_its_tables_and_equal_weights_are_in_m
     flip(version / "plot/law/1/lower.safetensors", -5)
     assert mentions(str(Backbone(version).view.forest.failures()), "law", "lower.safetensors", "hplm export")
     (version / "plot/law/1/lower.safetensors").unlink()
+    with pytest.raises(InvalidInput, match=mentioning(version, "plot/law/1/lower.safetensors", "--replace")):
+        export(store, tmp_path / "repository", ServingOptions())
     backbone = Backbone(version)
     assert backbone.lower(backbone.view.forest.chain("law", 1).domain) is None
 
