@@ -16,7 +16,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def doctor(
     *, repository: Path | None = None, state: StateLocation = None, address: str = "127.0.0.1", server: str | None = None,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
-    """Check an installation: known holes, limits, tenants without keys. Exit with 1 if there is a problem.
+    """Check an installation: known holes, limits, tenants without keys, memory of decoders. Exit with 1 if there is a problem.
 
     Run it on the server's machine and as the server's user.
 
@@ -24,7 +24,7 @@ def doctor(
     :param address: the address that clients reach; holes are problems on every other than loopback
     :param server: HOST:PORT of a running server's HTTP: its version, and what it restricts
     """
-    from hplm.doctor import checks
+    from hplm.doctor import checks, memory
     from hplm.server import inherited
 
     state = checked_state(state)
@@ -43,6 +43,7 @@ def doctor(
 
         model_names(repository)
         findings.append(checks.tenants(repository, state, is_open))
+        findings += memory.decoders(repository, state, memory.machine_memory())
     problems = [finding.check for finding in findings if finding.status == checks.PROBLEM]
     for finding in findings:
         print(f"{finding.status:<8} {finding.check}: {finding.says}")
