@@ -13,9 +13,9 @@ from hplm_openai.errors import Refused, wrong
 # OpenAI does not have those of the second line, but other servers with its interface do.
 SAMPLING = (
     "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "n",
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs",
 )  # fmt: skip
-COMMON = {"model", "stream", "stream_options", *SAMPLING, "deadline_ms", "truncate", "priority"}
+COMMON = {"model", "stream", "stream_options", *SAMPLING, "response_format", "deadline_ms", "truncate", "priority"}
 COMPLETION = COMMON | {"prompt", "max_tokens", "logprobs", "echo"}
 CHAT = COMMON | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
 # Fields that no answer depends on here, which are not read.
@@ -25,10 +25,11 @@ IGNORED = {
 }  # fmt: skip
 # Fields that are not supported, and values of them that ask for nothing. Those of the second line are vLLM's.
 NEUTRAL = {
-    "best_of": [1], "suffix": [""], "response_format": [{"type": "text"}], "modalities": [["text"]], "tools": [[]],
+    "best_of": [1], "suffix": [""], "modalities": [["text"]], "tools": [[]],
     "tool_choice": ["none", "auto"], "functions": [[]],
     "skip_special_tokens": [True], "add_generation_prompt": [True],
 }  # fmt: skip
+TOOLS = {"tools", "tool_choice", "functions", "function_call"}
 LONGEST_NAME = 256  # characters of a model's name
 MOST_PROMPTS = 128  # of one request
 ROLES = {"developer": "system"}  # OpenAI's newer names, and those that templates know
@@ -60,7 +61,7 @@ def read_completion(body: Mapping[str, Any], key: str | None) -> list[Completion
         sampling["logprobs"] = given["logprobs"]
     if _flag(given, "echo"):
         sampling["echo"] = True
-    common = {**_common(given, key), "sampling": sampling, "fields": {"token_ids": "prompt"}}
+    common = {**_common(given, key), "sampling": sampling, "fields": {**_renamed(given), "token_ids": "prompt"}}
     if are_ids:
         return [CompletionRequest(token_ids=json.dumps(ids), **common) for ids in prompts]
     return [CompletionRequest(text=text, **common) for text in texts]
@@ -80,7 +81,8 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> li
     if "max_tokens" in given and "max_completion_tokens" in given:
         raise wrong("'max_tokens' stands beside 'max_completion_tokens', its newer name: leave it out", "max_tokens")
     most_tokens = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    sampling, fields = _sampling(given, most_tokens), {"max_tokens": most_tokens, "logprobs": "top_logprobs"}
+    sampling = _sampling(given, most_tokens)
+    fields = {**_renamed(given), "max_tokens": most_tokens, "logprobs": "top_logprobs"}
     usual = None if most_tokens in given else usual_tokens
     if usual is not None:
         sampling["max_tokens"] = usual
@@ -99,9 +101,8 @@ def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
         del given["stop"]
     for name in [name for name in given if name not in known]:
         if given.pop(name) not in NEUTRAL.get(name, []):
-            raise wrong(
-                f"the field {_shown(name)} is unknown, or not supported with this value: leave it out", name[:LONGEST_NAME]
-            )
+            way = "describe the answer by 'response_format' instead" if name in TOOLS else "leave it out"
+            raise wrong(f"the field {_shown(name)} is unknown, or not supported with this value: {way}", name[:LONGEST_NAME])
     return given
 
 
@@ -142,7 +143,30 @@ def _sampling(given: Mapping[str, Any], most_tokens: str) -> dict[str, Any]:
     sampling = {name: given[name] for name in SAMPLING if name in given}
     if most_tokens in given:
         sampling["max_tokens"] = given[most_tokens]
+    if (structured := _structured(given)) is not None:
+        sampling["structured_outputs"] = structured
     return sampling
+
+
+def _structured(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns `response_format` as a setting; None: any text."""
+    asked = given.get("response_format", {"type": "text"})
+    if asked != {"type": "text"} and "structured_outputs" in given:
+        raise wrong("'response_format' stands beside 'structured_outputs': leave out one of the two", "response_format")
+    match asked:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"json_object": True}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return {"json": schema}
+    forms = '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
+    raise wrong(f"'response_format' is {_shown(asked)}: give {forms}", "response_format")
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, str]:
+    """Returns by which field a request has named the form of its answer."""
+    return {} if "structured_outputs" in given else {"structured_outputs": "response_format"}
 
 
 def _message(message: Any, name: str) -> dict[str, str]:

@@ -118,6 +118,26 @@ def test_every_setting_and_our_own_fields_reach_the_decoder(served):
     }  # fmt: skip
 
 
+def test_a_response_format_reaches_the_decoder_as_a_setting(served):
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    as_schema = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    for asked, setting in (({"type": "json_object"}, {"json_object": True}), (as_schema, {"json": schema})):
+        for ask in (served.chat, served.complete):
+            assert ask(response_format=asked)[0] == 200 and served.sampling["structured_outputs"] == setting
+    assert list(served.sampling["structured_outputs"]["json"]["properties"]) == ["b", "a"], "answers have this order"
+    said = "'structured_outputs' is not possible: Invalid type: objekt"
+    for fields, param in (
+        ({"response_format": as_schema}, "response_format"),
+        ({"structured_outputs": {"json": schema}}, "structured_outputs"),
+    ):
+        error = error_in(served.chat(said, model="strict", **fields)[1])
+        assert error["param"] == param and f"'{param}' is" in error["message"]
+
+
+def test_a_refused_tool_names_the_way_out(served):
+    assert "'response_format'" in error_in(served.chat(tools=[{"type": "function"}])[1])["message"]
+
+
 def test_the_key_goes_to_the_server_and_opens_models(served):
     bearer = {"Authorization": "Bearer secret"}
     assert served.complete(model="keyed", _headers=bearer)[0] == 200
@@ -264,7 +284,12 @@ WRONG = {  # values of the other documented fields: tests/refusals/test_contract
         )),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "a", "id": "b"}]}, "messages[1]"),
         ({"tool_choice": "required"}, "tool_choice"), ({"skip_special_tokens": False}, "skip_special_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"), ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        *(({"response_format": given}, "response_format") for given in (
+            "json_object", [], {"type": "json"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "n"}},
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": []}},
+        )),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format"),
         ({"prompt": "a"}, "prompt"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ],

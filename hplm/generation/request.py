@@ -15,12 +15,14 @@ from hplm.adapters.slots import Slots
 from hplm.errors import HplmError
 from hplm.generation.cache import Blocks
 from hplm.generation.detokenizer import Decode, Detokenizer
+from hplm.generation.grammar import Grammar
 from hplm.generation.sampling import Sampling, seed_of
 from hplm.plot.forest import Chain
 
 STOP, LENGTH, DEADLINE, CANCELLED = "stop", "length", "deadline", "cancelled"  # why an answer has ended
 TOKEN_BYTES = 48  # that a waiting token takes: its id is a number of Python, in several lists
 BIAS_BYTES, ID_BYTES = 128, 40  # that an id in `logit_bias` takes, and one in `stop_token_ids`
+GRAMMAR_BYTES = 200_000  # that a compiled grammar takes
 CONTEXT = 4  # tokens of the prompt with which the answer's first tokens are turned into text
 
 
@@ -92,8 +94,9 @@ class DecoderRequest:
     allowed_ns: int = 0  # from its arrival; then it ends as it is
     priority: int = 0
     in_flight_entry: bytes = b""  # what is known of it if the engine ends (`hplm.process.in_flight`)
-    read: Callable[[DecoderRequest], None] | None = None  # sets `prompt` and `echo`; None: they are set
+    read: Callable[[DecoderRequest], None] | None = None  # sets `prompt`, `echo` and `grammar`; None: they are set
     unread_bytes: int = 1  # bytes of the prompt that was not read
+    grammar: Grammar | None = None  # that its answers follow, at its beginning
     first_token_ns: int = field(default=0, init=False)  # when it came
     cancelled: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
@@ -126,7 +129,8 @@ class DecoderRequest:
         sampling = self.sampling
         ids = BIAS_BYTES * len(sampling.logit_bias) + ID_BYTES * len(sampling.stop_token_ids)
         tokens = len(self.prompt) * (1 + (1 + (sampling.logprobs or 0) if sampling.scores_prompt else 0))
-        return TOKEN_BYTES * tokens + ids + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
+        grammars = GRAMMAR_BYTES if self.grammar is not None else 0
+        return TOKEN_BYTES * tokens + ids + grammars + sum(map(sys.getsizeof, (self.echo, *sampling.stop)))
 
     def refuse(self, error: HplmError) -> None:
         """Ends a request that the loop does not have."""
@@ -143,6 +147,7 @@ class Sequence:
         self.ids = request.prompt.copy()
         self.seed = seed_of(request.seed, choice)
         self.detokenizer = Detokenizer(request.decode, request.sampling.stop, request.prompt[-CONTEXT:])
+        self.grammar = request.grammar and request.grammar.copy()
         self.finish: str | None = None
         self.begun = False  # whether something was said
         # While it runs:
@@ -182,17 +187,21 @@ class Sequence:
         return len(self.ids) + ceil(self.expected(share))
 
     def take(self, token: Token, end_ids: Many[int]) -> str:
-        """Adds a chosen token, and returns the text that may be said now. Sets `finish` if the answer has ended."""
+        """Adds a chosen token, and returns the text that may be said now. Sets `finish` if the answer has ended.
+
+        Raises if its grammar does not take the token.
+        """
         sampling = self.request.sampling
         self.ids.append(token.id)
+        is_whole = self.grammar is not None and self.grammar.take(token.id)
         if token.id in sampling.stop_token_ids or (token.id in end_ids and not sampling.ignore_eos):
             self.finish = STOP
             return self.detokenizer.end()
         text = self.detokenizer.add([token.id], self.generated >= sampling.min_tokens)
         if self.detokenizer.stopped:
             self.finish = STOP
-        elif self.generated >= sampling.max_tokens:
-            self.finish = LENGTH
+        elif is_whole or self.generated >= sampling.max_tokens:
+            self.finish = STOP if is_whole else LENGTH
             text += self.detokenizer.end()
             if self.detokenizer.stopped:
                 self.finish = STOP

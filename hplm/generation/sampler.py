@@ -74,6 +74,8 @@ def _correct(logits: Tensor, sequence: Sequence, end_ids: Many[int]) -> None:
         logits[sent(torch.tensor(ids), logits.device)] += sent(torch.tensor(amounts, dtype=logits.dtype), logits.device)
     if sequence.generated < sampling.min_tokens and (barred := [*end_ids, *sampling.stop_token_ids]):
         logits[sent(torch.tensor(barred), logits.device)] = -torch.inf
+    if sequence.grammar is not None:
+        logits.masked_fill_(sent(sequence.grammar.barred(), logits.device), -torch.inf)
 
 
 def _penalise(logits: Tensor, sequence: Sequence) -> None:

@@ -20,12 +20,29 @@ from hplm.errors import InvalidInput
 MOST_SHOWN = 80  # characters of a wrong value
 GREEDY = 1e-5  # temperatures below it take the likeliest token, as in vLLM: they differ from it by rounding only
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+LONGEST_GRAMMAR = 65_536  # characters of a schema in JSON
 BITS = 24  # as many as a float of 32 bits holds exactly
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Choice = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text of an answer may be. One of these is given. The names are vLLM's."""
+
+    json: dict[str, Any] | None = None  # JSON that this schema allows
+    json_object: bool = False
+    regex: Annotated[str, Meta(min_length=1, max_length=LONGEST_GRAMMAR)] | None = None
+    choice: Annotated[tuple[Choice, ...], Meta(max_length=256)] = ()
+
+    def __post_init__(self) -> None:
+        if [self.json is not None, self.json_object, self.regex is not None, bool(self.choice)].count(True) != 1:
+            raise ValueError("give one of 'json', 'json_object', 'regex' and 'choice'")
+        if self.json is not None and (length := len(json.dumps(self.json))) > LONGEST_GRAMMAR:
+            raise ValueError(f"the schema has {length:,} characters: give {LONGEST_GRAMMAR:,} at most")
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class Sampling:
     n: Annotated[int, Meta(ge=1, le=16)] = 1  # answers
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # how many of the likeliest tokens are told with each token
     echo: bool = False  # the answer begins with the prompt; with `logprobs`, its tokens are told too
+    structured_outputs: StructuredOutputs | None = None  # None: any text
 
     @property
     def scores_prompt(self) -> bool:
@@ -84,6 +102,10 @@ def sampling_of(parameters: Mapping[str, Any], given: str | None) -> Sampling:
         raise InvalidInput(
             f"'min_tokens' is {sampling.min_tokens}, more than 'max_tokens', which is {sampling.max_tokens}: "
             "lower the one or raise the other"
+        )
+    if sampling.min_tokens and sampling.structured_outputs is not None:
+        raise InvalidInput(
+            f"'min_tokens' is {sampling.min_tokens}, but 'structured_outputs' says where an answer may end: leave out one"
         )
     return sampling
 

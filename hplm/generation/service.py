@@ -19,6 +19,7 @@ from hplm.arrays import Array
 from hplm.engine.backbone import Backbone, own_threads
 from hplm.errors import HplmError, InvalidInput
 from hplm.generation.cache import Cache
+from hplm.generation.grammar import Grammars
 from hplm.generation.loop import Loop
 from hplm.generation.prompt_form import LOGPROBS, NAMES, PromptForm
 from hplm.generation.queue import SequenceQueue
@@ -64,6 +65,7 @@ class DecoderService:
         self.meter.look = self.look
         self._backbone = backbone
         self._prompts = prompts
+        self._grammars = Grammars(prompts, config)
         self._settings = settings
         self._outbox = host and host.outbox
         self._watcher: RegistryWatcher | None = None
@@ -139,6 +141,7 @@ class DecoderService:
         priority = request_number(form.parameters, "hplm_priority", -(2**31), 2**31 - 1)
         check_backbone(tenant.task, self._backbone.config)
         sampling.check_ids(self._backbone.config.vocabulary, self._backbone.config.end_ids)
+        structured = sampling.structured_outputs
         text, most_characters = form.text or form.token_ids or "", self._prompts.most_characters
         if len(text) > most_characters and not truncate:
             raise InvalidInput(
@@ -157,6 +160,8 @@ class DecoderService:
         def read(request: DecoderRequest) -> None:
             self._quotas.check(tenant)  # others were charged while it waited
             tokens, request.given_from, text = self._tokens(form, sampling, truncate)
+            if structured is not None:
+                request.grammar = self._grammars.compiled(structured)
             self._quotas.charge(tenant, 0, len(tokens))
             request.prompt = tokens.tolist()
             request.echo = text if sampling.echo or not form.excludes_input else ""
@@ -175,10 +180,10 @@ class DecoderService:
                 priority=priority,
                 in_flight_entry=InFlightEntry(number, tenant.uid, tenant.id).packed(),
                 read=read,
-                unread_bytes=max(1, getsizeof(form.messages or text)),
+                unread_bytes=max(1, getsizeof(form.messages or text)) + (getsizeof(form.sampling) if structured else 0),
             )
             self._requests[number] = request
-            self.reader.submit(request, at_once=form.messages is None)  # a template may take long
+            self.reader.submit(request, at_once=form.messages is None and structured is None)  # these may take long
             self.meter.add(names.PROMISED, request.allowed_ns > 0)
         except BaseException:
             self._requests.pop(number, None)

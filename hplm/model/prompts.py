@@ -88,6 +88,10 @@ class Prompts:
         """Returns the text of tokens. `special`: with that of special tokens."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
 
+    @property
+    def tokenizer_json(self) -> str:
+        return self._tokenizer.to_str()
+
     @cached_property
     def _chat(self) -> ChatTemplate:
         if self._template is None:

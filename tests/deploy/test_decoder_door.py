@@ -124,8 +124,9 @@ def test_a_decoder_s_own_model_answers_whole_and_in_parts_on_each_way(door, serv
 
 
 def test_generate_takes_each_setting_as_a_parameter(door):
-    """`logit_bias` and `stop_token_ids` have no form as a parameter of JSON."""
-    settings = {name: value for name, value in vars(Sampling()).items() if name not in ("logit_bias", "stop_token_ids")}
+    """Some have no form as a parameter of JSON."""
+    without = ("logit_bias", "stop_token_ids", "structured_outputs")
+    settings = {name: value for name, value in vars(Sampling()).items() if name not in without}
     given = dict.fromkeys((*RETURNED, "stream", "exclude_input_in_output"), True)
     given |= {**settings, "max_tokens": 3, "ignore_eos": True, "stop": "\n\n\n", "logprobs": 1, "seed": 7, "tenant": "keyed"}
     given |= {"authorization": f"Bearer {SECRET}", "timeout": 10**6 * int(PATIENCE), "truncate": True, "hplm_priority": 1}

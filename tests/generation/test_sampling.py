@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hplm.errors import InvalidInput
 from hplm.generation.sampler import CANDIDATES, sample
-from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, sampling_of, seed_of, uniform
+from hplm.generation.sampling import GREEDY, SETTINGS, Sampling, StructuredOutputs, sampling_of, seed_of, uniform
 from hplm.generation.settings import read_settings
 from tests.generation.world import growing
 from tests.support.message import mentioning
@@ -170,6 +170,7 @@ GIVEN = {
     "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "presence_penalty": -1, "frequency_penalty": 2,
     "repetition_penalty": 1.1, "logit_bias": {"12": -100, "7": 3.5}, "seed": -5, "stop": ["\n", "END"],
     "stop_token_ids": [3, 4], "ignore_eos": True, "max_tokens": 100, "min_tokens": 2, "n": 3, "logprobs": 5, "echo": True,
+    "structured_outputs": {"regex": "a+"},
 }  # fmt: skip
 PARAMETERS = {
     "max_sequences": "4", "step_tokens": "64", "cache_tokens": "512", "policy": "timely",
@@ -184,8 +185,11 @@ def read(device="cpu", **changed):
 
 def test_sampling_is_read_whole_and_what_is_not_given_has_its_default():
     assert GIVEN.keys() == SETTINGS.keys()
-    assert sampling_of({}, json.dumps(GIVEN)) == Sampling(
-        0.7, 40, 0.9, 0.05, -1, 2, 1.1, {12: -100, 7: 3.5}, -5, ("\n", "END"), (3, 4), True, 100, 2, 3, 5, True
+    read = Sampling(0.7, 40, 0.9, 0.05, -1, 2, 1.1, {12: -100, 7: 3.5}, -5, ("\n", "END"), (3, 4), True, 100, 0, 3, 5, True)
+    read = replace(read, structured_outputs=StructuredOutputs(regex="a+"))
+    assert sampling_of({}, json.dumps({**GIVEN, "min_tokens": 0})) == read
+    assert sampling_of({}, json.dumps({**GIVEN, "structured_outputs": None})) == replace(
+        read, min_tokens=2, structured_outputs=None
     )
     for nothing in (None, "", "{}", '{"temperature": null, "stop": null}'):
         assert sampling_of({}, nothing) == Sampling()
@@ -212,6 +216,12 @@ def test_settings_may_stand_in_json_and_beside_it_and_numbers_may_be_text():
         ('{"temprature": 1}', ["temprature", "temperature", "max_tokens"]),
         ('{"min_tokens": 9, "max_tokens": 3}', ["min_tokens", 9, "max_tokens", 3]),
         ('{"stop": 5}', ["stop", 5, "str", "array"]),
+        (json.dumps(GIVEN), ["min_tokens", 2, "structured_outputs"]),
+        ('{"structured_outputs": {}}', ["structured_outputs", "json", "json_object", "regex", "choice"]),
+        ('{"structured_outputs": {"json": {}, "regex": "a"}}', ["structured_outputs", "one of"]),
+        ('{"structured_outputs": {"jsn": {}}}', ["structured_outputs", "jsn"]),
+        ('{"structured_outputs": {"json": []}}', ["structured_outputs", "object", "array"]),
+        (json.dumps({"structured_outputs": {"json": {"const": "a" * 10**5}}}), ["structured_outputs", "100,013", "65,536"]),
         *[(json.dumps({"max_tokens": value}), ["max_tokens", value]) for value in ("many", "1.5", "nan", "-1", True)],
         *[(text, []) for text in ("{", "[1]", "5", '"x"', "[" * 100_000)],
     ],

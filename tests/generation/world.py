@@ -250,9 +250,10 @@ def written(ids, sampling, end_ids) -> tuple[str, str | None]:
     return text, LENGTH if len(ids) >= sampling.max_tokens else None
 
 
-def growing(sampling, seed, place, ids=()):
+def growing(sampling, seed, place, ids=(), grammar=None):
     """Returns as much of a sequence as the choice of its next token reads. The last `place` ids are those of its answer."""
-    return SimpleNamespace(request=SimpleNamespace(sampling=sampling), seed=seed, generated=place, ids=list(ids))
+    request = SimpleNamespace(sampling=sampling)
+    return SimpleNamespace(request=request, seed=seed, generated=place, ids=list(ids), grammar=grammar)
 
 
 def same_as_reference(model, said: Said, choice: int = 0) -> int:

@@ -1,6 +1,9 @@
-"""OpenAI's client, the gateway and a real Triton: prompts of token ids, and logprobs of prompts as the reference's."""
+"""OpenAI's client, the gateway and a real Triton: prompts of token ids, logprobs of prompts, answers with a structure."""
+
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.support.generative import GenerativeReference
@@ -62,6 +65,40 @@ def test_logprobs_of_a_prompt_are_those_of_the_reference(client, backbone, promp
             assert all(text[at:].startswith(token) for at, token in whole[: len(ids) - 2]) and len(whole) > 15
         if not stream:
             assert answer.usage.completion_tokens == 2 * count and answer.choices[0].finish_reason == "length"
+
+
+class Pet(pydantic.BaseModel, extra="forbid"):
+    kind: Literal["cat", "dög"]
+    age: int = pydantic.Field(ge=0, le=30)
+    is_mine: bool
+
+
+ASKED = {"model": "lora", "messages": [{"role": "user", "content": "Which pet?"}], "temperature": 2, "max_tokens": 600}
+
+
+def test_an_answer_has_the_structure_that_was_asked_for_whole_and_in_parts(client):
+    for seed in range(4):
+        answer = client.chat.completions.parse(response_format=Pet, seed=seed, **ASKED)
+        (choice,) = answer.choices
+        assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Pet)
+        form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": Pet.model_json_schema()}}
+        parts = list(client.chat.completions.create(response_format=form, seed=seed, stream=True, **ASKED))
+        assert len(parts) > 10 and parts[-1].choices[0].finish_reason == "stop"
+        assert Pet.model_validate_json("".join(part.choices[0].delta.content or "" for part in parts))
+    answer = client.chat.completions.create(response_format={"type": "json_object"}, **{**ASKED, "max_tokens": 5})
+    assert answer.choices[0].finish_reason == "length" and answer.choices[0].message.content.startswith("{")
+    (choice,) = client.completions.create(
+        model="plain", prompt="a", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    ).choices
+    assert choice.text in ("yes", "no") and choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_cannot_be_followed_is_refused(client, stream):
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": {"type": "object", "unevaluatedItems": False}}}
+    with pytest.raises(openai.BadRequestError, match=r"'response_format' is.*unevaluatedItems") as refused:
+        client.chat.completions.create(response_format=form, stream=stream, **ASKED)
+    assert refused.value.param == "response_format" and refused.value.code == "invalid_input"
 
 
 def test_a_prompt_that_is_cut_is_told_as_it_is_read(client, prompts, backbone):
