@@ -1,17 +1,20 @@
 """`hplm bench generate`: decoders that generate text, beside transformers and whole models.
 
 A whole model has its embedding as its table. An hGPT has fewer upper layers, and a table of n-grams. Weights are random.
-Variants take turns. Only the part `served` asks a server.
+Variants take turns. Only the parts `served` and `rates` ask servers.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import cycle, pairwise, repeat
+from itertools import cycle, pairwise, product, repeat
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, get_args
@@ -19,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import torch
 
-from bench.rows import ONLY_QUICK, Row, Rows, Whole, benchmark, rows_of_rounds
+from bench.rows import ONLY_QUICK, Row, Rows, Seconds, Whole, benchmark, rows_of_rounds
 from bench.server import multiply, random_export, tenant_id, texts_of
 from bench.turns import in_turn
 from builder.publish.model_configs import ServingOptions
@@ -37,8 +40,12 @@ from hplm.model.windows import Window
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import policy
 from hplm.server import TritonServer
+from hplm.simulate.arrivals import SECOND, Stream
 from hplm.tenants.snapshot import Tenant
 from hplm_client import HplmClient
+from loadtest.encode import http_request
+from loadtest.generator import Load
+from loadtest.load import send
 from loadtest.traffic import answer_lengths
 
 CPU = torch.device("cpu")
@@ -51,30 +58,42 @@ SETTLED, ALONE = 8, 64  # tokens of each stream before its gaps count, and befor
 LONG_TOKENS = 3000
 LIMIT_S = 600.0  # that a client waits for a token
 NEAR = 0.9  # of a bound
+SOME_TENANTS, SHARES = 100, (0.5, 0.8, 1.2)  # between one tenant and all; of the whole model's capacity
+TEXTS = 1024  # different prompts, sent in turn
+LEAST_ARRIVALS, MOST_CONNECTIONS = 8, 256
 STEP_TOKENS, CACHE_TOKENS, KEPT_BYTES = 256, 16_384, 256 * 10**6
 OPTIONS, RANK = ServingOptions(dtype="fp32", device="cpu"), 4  # of a server, and of tenants' LoRAs
 SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
 
-Part = Literal["transformers", "halves", "tenants", "served"]
+Part = Literal["transformers", "halves", "tenants", "cleaning", "served", "rates"]
 
 
-@benchmark(size="toy", layers=3, tenants=100, rounds=1, parts=("halves", "tenants", "served"))
+QUICK_PARTS = tuple(part for part in get_args(Part) if part != "transformers")
+
+
+@benchmark(size="toy", layers=3, tenants=100, clients=4, rounds=1, seconds=0.3, parts=QUICK_PARTS)
 def generate(
     *,
     parts: tuple[Part, ...] = get_args(Part),
     size: Annotated[Literal["smollm2", "toy"], ONLY_QUICK] = "smollm2",
     layers: Annotated[int, ONLY_QUICK] = 30,
     tenants: Annotated[int, ONLY_QUICK] = 10_000,
+    clients: Annotated[int, ONLY_QUICK] = 32,
     rounds: Whole = 3,
+    seconds: Seconds = 30.0,
 ) -> Rows:
     """Generates with random weights of SmolLM2-135M's shape: whole models and hGPTs, one and many streams and tenants.
 
     The first third of the layers is in the table of an hGPT. `served` is an hGPT on the CPU: how long one client waits for its
     first token and for each other one, beside the bare model; and the longest gap between tokens of four streams, alone and
-    while a prompt of 3,000 tokens is read. Locust's scenario `Chat` asks other servers.
+    while a prompt of 3,000 tokens is read. `rates` is the whole model and an hGPT, each on a server with LoRAs of up to 10,000
+    tenants: tokens a second of 32 clients by the tenants that they ask, and how long whole answers take when prompts arrive as
+    a Poisson process at shares of the whole model's capacity. The hGPT knows its windows. `cleaning`: batches that wait for
+    their longest answer, beside sequences that leave at once. Locust's scenario `Chat` asks other servers.
 
     :param parts: which to measure
     :param rounds: of each part
+    :param seconds: of each load of `rates`
     """
     whole, half = (config_of(size, layers, lower) for lower in (0, layers // 3))
     if "transformers" in parts:
@@ -83,8 +102,12 @@ def generate(
         yield from _halves(whole, half, rounds)
     if "tenants" in parts:
         yield from _tenants(half, tenants, rounds)
+    if "cleaning" in parts:
+        yield from _cleaning(half, rounds)
     if "served" in parts:
         yield from _served(half, rounds)
+    if "rates" in parts:
+        yield from _rates({"full": whole, "hgpt": half}, tenants, clients, rounds, seconds)
 
 
 def config_of(size: str, layers: int, lower: int) -> BackboneConfig:
@@ -169,6 +192,28 @@ def _tenants(config: BackboneConfig, tenants: int, rounds: int) -> Rows:
     yield Row(f"tenants_{tenants}_over_{SHARING}", many / some, least=0.92)
 
 
+def _cleaning(config: BackboneConfig, rounds: int) -> Rows:
+    """Batches whose sequences all stay until the longest ends, or leave at once; and others that start in their place."""
+    lengths = answer_lengths(2 * PROMPTS)
+    prompts = prompts_of(config, len(lengths), PROMPT_TOKENS)
+    batches = [slice(at, at + PROMPTS) for at in range(0, len(lengths), PROMPTS)]
+
+    def answer(batches: Sequence[slice], stay: bool = False) -> float:
+        start = time.perf_counter()
+        for batch in batches:
+            own = lengths[batch]
+            bench.answer(prompts[batch], [max(own)] * len(own) if stay else own)
+        return sum(lengths) / (time.perf_counter() - start)
+
+    with random_export(config, 1, OPTIONS, RANK) as folder:
+        bench = Bench(folder, PROMPTS)
+        ways = {"stay": partial(answer, batches, stay=True), "leave": partial(answer, batches)}
+        found = in_turn(ways | {"replaced": partial(answer, [slice(None)])}, rounds)
+    yield Row("batch_tokens_s", found["stay"], "tokens/s")
+    yield Row("early_cleaning", found["leave"] / found["stay"])
+    yield Row("early_cleaning_replaced", found["replaced"] / found["stay"])
+
+
 def _served(config: BackboneConfig, rounds: int) -> Rows:
     """An hGPT on a server: one client beside the bare model, and streams beside a long prompt."""
     tenants = 1 + STREAMS
@@ -228,6 +273,55 @@ def _tokens(client: HplmClient, tenant: int, text: str, count: int) -> Iterator[
     who = tenant_id(tenant, 1 + STREAMS)
     for _ in client.stream(text, tenant=who, max_tokens=count, temperature=0, ignore_eos=True):
         yield time.perf_counter()
+
+
+Ask = Callable[..., dict[str, float]]
+
+
+def _rates(configs: Mapping[str, BackboneConfig], tenants: int, clients: int, rounds: int, seconds: float) -> Rows:
+    """Servers take turns, asked by clients for more and more tenants, and then by arrivals for all tenants."""
+    counts, found, full = sorted({1, SOME_TENANTS, tenants}), list[dict[str, float]](), 0.0
+    with ExitStack() as stack:
+        ask = {name: stack.enter_context(_asked(name, own, tenants, clients, seconds)) for name, own in configs.items()}
+        for turn in range(rounds + 1):
+            own = {f"tenants/{count}/{name}": ask[name](count) for count, name in product(counts, ask)}
+            if not turn:  # it warms up, and makes windows known
+                full = own[f"tenants/{tenants}/full"]["tokens_s"]
+                continue
+            own |= {f"rates/{share}/{name}": ask[name](tenants, share * full) for share, name in product(SHARES, ask)}
+            one, many = ({name: own[f"tenants/{count}/{name}"]["tokens_s"] for name in ask} for count in (1, tenants))
+            ratios = {"hgpt_over_full": many["hgpt"] / many["full"], "hgpt_many_over_one": many["hgpt"] / one["hgpt"]}
+            found.append({f"{of}/{figure}": value for of, some in own.items() for figure, value in some.items()} | ratios)
+    yield from rows_of_rounds(found)
+
+
+@contextmanager
+def _asked(name: str, config: BackboneConfig, tenants: int, clients: int, seconds: float) -> Iterator[Ask]:
+    """Serves a decoder. Gives what sends prompts for the first so many tenants: by clients, or for so many tokens a second."""
+    texts, lengths = texts_of(config, [PROMPT_TOKENS + 2] * TEXTS), np.array(answer_lengths(TEXTS))
+
+    def ask(count: int, tokens_s: float | None = None) -> dict[str, float]:
+        whose = map(tenant_id, np.random.default_rng(0).integers(count, size=TEXTS).tolist())
+        requests = [_request(name, *given) for given in zip(texts, whose, lengths.tolist(), strict=True)]
+        load = Load(server.http_url, requests, seconds, connections=clients, patience=LIMIT_S)
+        if tokens_s is not None:
+            rate = tokens_s / float(lengths.mean())
+            due = Stream(rate, max(seconds, LEAST_ARRIVALS / rate)).draw(seed=0).at_ns / SECOND
+            load = replace(load, arrivals=due, seconds=due[-1] + 1.0, connections=MOST_CONNECTIONS)
+        (report,) = send(load)
+        report.expect_success(name)
+        speed = {"tokens_s": float(lengths[report.numbers % TEXTS].sum()) / report.wall_s}
+        return speed | {f"p{percent}_ms": report.percentile_ms(percent) for percent in (50, 99)}
+
+    with random_export(replace(config, name=name), 1, OPTIONS, RANK) as folder:
+        multiply(folder / "1", tenants).save(folder / "1" / Backbone.TENANTS)
+        with TritonServer(folder.parent) as server:
+            yield ask
+
+
+def _request(model: str, text: str, tenant: str, tokens: int) -> bytes:
+    given = {"text_input": text, "tenant": tenant, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return http_request(f"/v2/models/{model}/generate", json.dumps(given).encode())
 
 
 class TimedDecoder(Decoder):

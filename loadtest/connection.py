@@ -8,12 +8,13 @@ import ssl
 
 CHUNK = 1 << 16
 LONGEST_HEAD = 1 << 16
-HEAD = re.compile(rb"http/1\.1 ([0-9]{3})\b.*?\r\ncontent-length: *([0-9]+)\r\n", re.DOTALL)
+HEAD = re.compile(rb"http/1\.1 ([0-9]{3})\b.*?\r\n(?:content-length: *([0-9]+)|transfer-encoding: *chunked)\r\n", re.DOTALL)
+CHUNKED, LAST = -2, b"\r\n0\r\n\r\n"  # the length of an answer in chunks, as a decoder's, and how it ends
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class BadAnswer(Exception):
-    """The answer is not HTTP/1.1 with a Content-Length, as Triton sends it."""
+    """The answer is not HTTP/1.1 with a Content-Length or in chunks, as Triton sends it."""
 
 
 class Connection:
@@ -60,13 +61,16 @@ class Connection:
         if self.number < 0:
             raise BadAnswer("an answer without a request")
         self.answer += piece
-        if self.expected < 0:
+        if self.expected == -1:
             self._read_head()
+        if self.expected == CHUNKED and (end := self.answer.find(LAST)) >= 0:
+            self.expected = end + len(LAST)
         if 0 <= self.expected < len(self.answer):
             raise BadAnswer("more bytes than announced")
         return len(self.answer) == self.expected
 
     def body(self) -> bytes:
+        """Returns what came behind the head. Chunks keep their lengths."""
         return self.answer[self.body_at :]
 
     def _read_head(self) -> None:
@@ -78,8 +82,8 @@ class Connection:
         head = self.answer[: end + 2].lower()
         found = HEAD.match(head)
         if found is None:
-            raise BadAnswer("no HTTP/1.1 answer with a Content-Length")
+            raise BadAnswer("no HTTP/1.1 answer with a Content-Length or in chunks")
         self.status = int(found[1])
         self.closes = b"\r\nconnection: close\r\n" in head
         self.body_at = end + 4
-        self.expected = self.body_at + int(found[2])
+        self.expected = CHUNKED if found[2] is None else self.body_at + int(found[2])

@@ -42,7 +42,10 @@ MAINS = {
 FIGURES = {  # of each command: figures that must be there, by their paths
     "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/left_as_expected",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
-    "bench generate": "decode_ratio; tenants_100_over_32; first_token_ms; token_outside_ms; gap_beside_prompt_ms",
+    "bench generate": (
+        "decode_ratio; tenants_100_over_32; early_cleaning; first_token_ms; token_outside_ms; gap_beside_prompt_ms; "
+        "tenants/1/full/tokens_s; rates/0.5/hgpt/p99_ms; hgpt_over_full"
+    ),
     "bench glue": (
         "c64_over_b; c64_over_c; c64_over_echo; c1_added_over_b_ms; batch16_over_b; processor_over_b; c64_grpc_over_b; "
         "processor_us/c64/engine; beyond_b_us/c1/tritonserver; beyond_b_us/batch16/upper; c1_waits/lookup"

@@ -22,6 +22,8 @@ from tests.support.wait import Clock
 
 pytestmark = pytest.mark.timeout(300)
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n3\r\n[0]\r\n0\r\n\r\n"  # as a decoder's
+
 
 def numbered(count: int) -> list[bytes]:
     return [http_request("/", str(number).encode()) for number in range(count)]
@@ -48,6 +50,8 @@ def test_answers_over_tls_are_read_whole_and_the_client_has_the_address_that_was
         (lambda number: answer(503 if number % 4 == 0 else 200), {200: 30, 503: 10}, {}, [4]),
         (lambda number: RESET if number % 10 == 3 else answer(), {200: 36}, {"reset": 4}, range(4, 9)),  # others may end it
         (lambda number: answer(headers="Connection: close\r\n"), {200: 40}, {}, range(40, 45)),  # announced, so no error
+        (lambda number: CHUNKED, {200: 40}, {}, [4]),
+        (lambda number: CHUNKED + b"x", {}, {"malformed": 40}, range(40, 45)),
         (lambda number: b"HTTP/1.1 200 OK\r\nContent-Length: no\r\n\r\n", {}, {"malformed": 40}, range(40, 45)),
         (lambda number: answer() + b"x", {}, {"malformed": 40}, range(40, 45)),
     ],
