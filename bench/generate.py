@@ -60,7 +60,7 @@ LIMIT_S = 600.0  # that a client waits for a token
 NEAR = 0.9  # of a bound
 SOME_TENANTS, SHARES = 100, (0.5, 0.8, 1.2)  # between one tenant and all; of the whole model's capacity
 TEXTS = 1024  # different prompts, sent in turn
-LEAST_ARRIVALS, MOST_CONNECTIONS = 8, 256
+LEAST_ARRIVALS, MOST_CONNECTIONS = 2, 256
 STEP_TOKENS, CACHE_TOKENS, KEPT_BYTES = 256, 16_384, 256 * 10**6
 OPTIONS, RANK = ServingOptions(dtype="fp32", device="cpu"), 4  # of a server, and of tenants' LoRAs
 SHAPES = {"smollm2": (49_152, 576, 9, 1536, 3), "toy": (512, 64, 4, 128, 2)}  # vocabulary, hidden, heads, inner, heads of keys
