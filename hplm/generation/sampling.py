@@ -31,7 +31,7 @@ Choice = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the text of an answer may be. One of these is given. The names are vLLM's."""
+    """Says what the text of an answer may be: one of these is given. The names are vLLM's."""
 
     json: dict[str, Any] | None = None  # JSON that this schema allows
     json_object: bool = False
