@@ -41,17 +41,20 @@ app = app_of("python -m research.generating", __doc__)
 
 @app.default
 def generating(
-    *, splits: tuple[str, ...] = ("6+24",), windows: tuple[int, ...] = (3,), minutes: Positive = 5.0, keep: float = 0.05,
-    against: tuple[str, ...] = (), seeds: int = 1, work: Path = Path(".hplm/generating"), model: OtherModel = "",
-    device: Device = "auto",
+    *, splits: tuple[str, ...] = ("6+24",), windows: tuple[int, ...] = (3,), minutes: Positive = 5.0,
+    steps: int | None = None, keep: float = 0.05, against: tuple[str, ...] = (), seeds: int = 1,
+    work: Path = Path(".hplm/generating"), model: OtherModel = "", device: Device = "auto",
 ) -> None:  # fmt: skip
-    """Prints perplexities over the whole model's, and ROUGE of three tasks. The same command goes on after an interruption.
+    """Prints perplexities over the whole model's and, of the first split and window, ROUGE of three tasks.
+
+    The same command goes on after an interruption.
 
     :param splits: lower and upper layers
     :param windows: tokens in a window
     :param minutes: of learning windows
+    :param steps: instead of minutes
     :param keep: share of the n-grams in the table
-    :param against: schemes that are trained for each task of the first split and window
+    :param against: schemes that are trained for each task
     :param seeds: of each scheme
     :param work: folder of data and stores
     """
@@ -62,23 +65,26 @@ def generating(
     home = work / fingerprint(named(source), further=False)
     data = stored(home / "data", {"sizes": SIZES}, lambda: write_demo_data(home / "data", DOMAINS, REWRITING, SIZES))
     plain = _plain_texts(home / "data" / "plain.jsonl", data.tenants)
-    for number, (lower, upper, window) in enumerate(shapes):
+    budget = Budget(minutes=minutes) if steps is None else Budget(steps=steps)
+    length = f"{minutes:g} minutes" if steps is None else f"{steps} steps"
+    stores = []
+    for lower, upper, window in shapes:
         options = RootOptions(keep=keep, name="hgpt", lower=lower, upper=upper, window=Window(window, causal=True))
-        folder = home / f"{lower}+{upper}-{window}-{minutes:g}-{keep:g}"
-        store, _ = build_root(source, [domain.corpus for domain in data.domains], folder, options, Budget(minutes=minutes), on)
-        print(f"\n{lower} + {upper} layers, windows of {window}, {minutes:g} minutes")
-        base = plain_tenant(store, PLAIN)
-        predictor = Predictor(store, base, training_task(GENERATE).read(plain), on)
+        folder = home / f"{lower}+{upper}-{window}-{length.replace(' ', '-')}-{keep:g}"
+        store, _ = build_root(source, [domain.corpus for domain in data.domains], folder, options, budget, on)
+        predictor = Predictor(store, plain_tenant(store, PLAIN), training_task(GENERATE).read(plain), on)
         share, error = predictor.by_tenant().over(predictor.by_original())
-        print(f"perplexity of held-out docstrings over the whole model's: {share:.3f} +- {error:.3f}")
-        for task in data.tenants:
-            tenant = build_tenant(store, task.id, "root", GENERATE, task.train, task.dev, device=on, **TRAINING)
-            texts = Predictor(store, tenant, training_task(GENERATE).read(task.test), on).texts
-            evaluation = evaluate_writing(store, tenant, texts, on)
-            print(f"{task.id}: ROUGE-L {evaluation.scores.main:.4f}")
-            rivals = dict.fromkeys(against if not number else (), score)
-            for name, one in baselines(store, evaluation, rivals, seeds, on, None, None):
-                print(f"{task.id}, {name}: {one.scores.main:.4f}, {one}", flush=True)
+        print(f"\n{lower} + {upper} layers, windows of {window}, {length}")
+        print(f"perplexity of held-out docstrings over the whole model's: {share:.3f} +- {error:.3f}", flush=True)
+        stores.append(store)
+    print()
+    for task in data.tenants:
+        tenant = build_tenant(stores[0], task.id, "root", GENERATE, task.train, task.dev, device=on, **TRAINING)
+        texts = Predictor(stores[0], tenant, training_task(GENERATE).read(task.test), on).texts
+        evaluation = evaluate_writing(stores[0], tenant, texts, on)
+        print(f"{task.id}: {', '.join(f'{name} {value:.4f}' for name, value in evaluation.scores.values.items())}", flush=True)
+        for name, one in baselines(stores[0], evaluation, dict.fromkeys(against, score), seeds, on, None, None):
+            print(f"{task.id}, {name}: {one.scores.main:.4f}, {one}", flush=True)
 
 
 def _plain_texts(path: Path, tasks: Sequence[DemoTenant]) -> Path:

@@ -118,7 +118,8 @@ class WholeDecoderBody(Body):
         return self.upper.layers[self._lower :]
 
     def part(self, name: str) -> Iterable[nn.Parameter]:
-        return self.upper.layers.parameters()
+        layers, lower = self.upper.layers, self._lower
+        return {"all": layers, "lower": layers[:lower], "upper": layers[lower:]}[name].parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
         attend = CausalAttention(pack.lengths, self.upper.heads)

@@ -40,7 +40,7 @@ class TrainingOptions:
     doubt: float = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
     learning_rate: float = 2e-3
     body_rate: float = 0.0  # of the otherwise shared layers; with a rank above 0, the adapter becomes their change
-    body_part: str = "all"  # or "lower", "upper": which layers of a whole BERT learn
+    body_part: str = "all"  # or "lower", "upper": which layers of a whole model learn
     weight_decay: float = 0.01
     warm_up: float = 0.1  # a share of the steps
     batch_texts: int = 8

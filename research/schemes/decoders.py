@@ -30,7 +30,8 @@ from hplm.generation.cache import BLOCK, Cache, table_of
 from research.schemes.export import evenly
 from research.schemes.trained import own_options, training_files
 
-SCHEMES = ("dedicated", "adapter", "shared", "compressed")
+# `dedicated`: all layers are tuned; the next two: those below or above the split (HMI's Figure 16).
+SCHEMES = ("dedicated", "dedicated-lower", "dedicated-upper", "adapter", "shared", "compressed")
 RATE = 2e-5  # of all weights
 AT_ONCE = 32  # prompts
 
@@ -60,6 +61,7 @@ def score_decoders(
             own = replace(options, seed=seed)
             if name != "adapter":
                 own = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, body_rate=RATE)
+                own = replace(own, body_part=name.partition("-")[2] or "all")
             model = finetune(body, WrittenData.of(data, body.upper), own).model
         body.to(device).eval()
         parts = [prompts[first : first + AT_ONCE] for first in range(0, len(prompts), AT_ONCE)]
