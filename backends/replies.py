@@ -26,7 +26,7 @@ from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
 from hplm.server.probing import PROBE
-from hplm.tasks import TextAnswer
+from hplm.tasks import EMBEDDING, TextAnswer
 from hplm.tenants.authorize import check_header
 from hplm.threads import Threads
 
@@ -40,9 +40,10 @@ InferenceRequest: TypeAlias = "pb_utils.InferenceRequest"
 Inputs: TypeAlias = "dict[str, pb_utils.Tensor]"  # by name
 
 
-def saying(text: str) -> TextAnswer:
-    """Returns an answer that only says something of ours."""
-    return TextAnswer([text], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
+def saying(text: str, request: InferenceRequest) -> Outputs:
+    """Returns an answer that only says something of ours, as a label."""
+    answer = TextAnswer([text], np.zeros(1, np.float32), np.zeros((1, 1), np.float32), np.zeros((1, 2), np.int32))
+    return outputs_of([answer], set(request.requested_output_names()) - {EMBEDDING}, [0])
 
 
 class Sender:
@@ -219,7 +220,7 @@ class BackendModel:
 
     def _well(self, request: InferenceRequest) -> Outputs:
         """Returns the answer to a probe, or raises."""
-        return outputs_of([saying("ok")], request.requested_output_names(), [0])
+        return saying("ok", request)
 
     def _take(self, request: InferenceRequest, given: Any, sender: Sender, received_ns: int) -> Any:
         """Returns what `_submit` gets of a request, or raises. Returns None for one that is answered already, or kept."""

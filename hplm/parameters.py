@@ -68,6 +68,14 @@ def request_flag(parameters: Mapping[str, Any], name: str) -> bool:
     return value
 
 
+def request_name(parameters: Mapping[str, Any], name: str) -> str | None:
+    """Reads a parameter of a request that names something; None if it is missing."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"parameter {name!r} is {value!r}: send a name as text")
+    return value
+
+
 def request_timeout_us(parameters: Mapping[str, Any], read: int) -> int:
     """Returns the timeout of a request, LONGEST_MS at most; 0: none.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HOLDS = 0.5  # a label of `multilabel` is in the answer from this probability on
 LONGEST_ANSWER = 30  # tokens of `span`: without a limit, one high logit far away could make half of the passage the answer
 GENERATE = "generate"  # the task of a decoder's tenants
+EMBEDDING = "EMBEDDING"  # the output that has an answer which is a vector
 
 
 @dataclass(slots=True)  # not frozen, which would take three times as long to make
@@ -44,6 +45,7 @@ class TextAnswer:
     spans: Array  # rows x 2, int32
     confidence: float = UNKNOWN  # the probability that it is right
     level: int = 1  # of its tenant's levels, the one that has answered; 1 is the shallowest
+    tokens: int = 0  # that the model has read
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class LabelEach:
     spans: Array  # texts x 2, int32
     confidences: list[float]
     levels: list[int]
+    tokens: list[int]
     start: int
     stop: int
 
@@ -71,6 +74,7 @@ class LabelEach:
             together([text.spans for text in texts]),
             [text.confidence for text in texts],
             [text.level for text in texts],
+            [text.tokens for text in texts],
             *(0, len(texts)),
         )
 
@@ -87,12 +91,14 @@ class LabelEach:
             together([one.spans[one.own] for one in parts]),
             [confidence for one in parts for confidence in one.confidences[one.own]],
             [level for one in parts for level in one.levels[one.own]],
+            [tokens for one in parts for tokens in one.tokens[one.own]],
             *(0, sum(map(len, parts))),
         )
 
     def part(self, start: int, stop: int) -> LabelEach:
         """Returns the answers at these places of the columns."""
-        return LabelEach(self.labels, self.scores, self.logits, self.spans, self.confidences, self.levels, start, stop)
+        columns = self.labels, self.scores, self.logits, self.spans, self.confidences, self.levels, self.tokens
+        return LabelEach(*columns, start, stop)
 
     @property
     def own(self) -> slice:
@@ -108,12 +114,12 @@ class LabelEach:
     def __getitem__(self, text: int) -> TextAnswer:
         at = self.start + text
         own = slice(at, at + 1)
-        return TextAnswer(
-            self.labels[own], self.scores[own], self.logits[own], self.spans[own], self.confidences[at], self.levels[at]
-        )
+        rows = self.labels[own], self.scores[own], self.logits[own], self.spans[own]
+        return TextAnswer(*rows, self.confidences[at], self.levels[at], self.tokens[at])
 
 
 Answers = list[TextAnswer] | LabelEach  # to texts
+ReadBest = Callable[[Array, Array, Sequence[str], int], TextAnswer]  # takes logits, spans, labels, and how many are asked for
 # Takes logits and spans of texts with one row each, the labels of each, and the calibration of each, if its confidence counts.
 ReadEach = Callable[[Array, Array, Sequence[Sequence[str]], Sequence["Calibration | None"]], LabelEach]
 
@@ -131,22 +137,27 @@ class Task:
     evidence: Callable[[Array, Array, Sequence[str]], Evidence | None] | None = None
     further_label: str = ""  # the name of an output that only some tenants have, after the fixed ones
     needs_pair: bool = False  # the answer is a piece of the second text, the passage
-    allows_top_k: bool = False  # a request may ask for the k best labels
+    read_best: ReadBest | None = None  # reads the k best labels; None: a request cannot ask for them
     same: Callable[[TextAnswer, TextAnswer], bool] | None = None  # whether two answers agree; None: it has no exits
     is_number: bool = False  # an answer is a number
     generates: bool = False  # a decoder answers with new text: there is no head, and there are no labels
+    is_vector: bool = False  # the states themselves are the answer, pooled as its record says: no head and no labels either
+
+    @property
+    def has_head(self) -> bool:
+        return not (self.generates or self.is_vector)
 
     def head_size(self, labels: int) -> int:
         """Returns the number of outputs of a head, for a tenant with this number of labels."""
-        if self.generates:
+        if not self.has_head:
             return 0
         fixed = len(self.fixed_labels)
         return labels if not fixed or (self.further_label and labels == fixed + 1) else fixed
 
     @property
     def takes_students(self) -> bool:
-        """Whether several students can answer together: not new text, and not passages, which are read in windows."""
-        return not (self.generates or self.needs_pair)
+        """Whether several students can answer together: with the logits of heads, and not of passages, read in windows."""
+        return self.has_head and not self.needs_pair
 
     @property
     def reads_first_token(self) -> bool:
@@ -159,6 +170,8 @@ class Task:
             raise InvalidInput(
                 "the tenant needs a passage: send the question as TEXT and the passage as TEXT_PAIR (in files: text, text_pair)"
             )
+        if self.is_vector and pair is not None:
+            raise InvalidInput("the tenant makes a vector of one text: leave TEXT_PAIR out, or send its texts as TEXT")
         return self.find_rows(text, pair, encoded)
 
     def answer(self, logits: Array, spans: Array, labels: Sequence[str], top_k: int = 0, passage: str = "") -> TextAnswer:
@@ -166,8 +179,8 @@ class Task:
 
         With a task that needs a pair, `spans` are code points of `passage`.
         """
-        if top_k and self.allows_top_k:
-            return best_labels(logits, spans, labels, top_k)
+        if top_k and self.read_best is not None:
+            return self.read_best(logits, spans, labels, top_k)
         return self.read_answer(logits, spans, labels, passage)
 
     def confidence(self, calibration: Calibration, logits: Array, spans: Array, labels: Sequence[str]) -> float:
@@ -263,7 +276,7 @@ def best_label_of_each(
     chosen: list[int] = best.tolist()
     sure = confidences(calibrations, logits) if any(calibrations) else [UNKNOWN] * len(chosen)
     names = [own[index] for own, index in zip(labels, chosen, strict=True)]
-    return LabelEach(names, scores, logits, spans[:, 1:], sure, [1] * len(chosen), 0, len(chosen))
+    return LabelEach(names, scores, logits, spans[:, 1:], sure, [1] * len(chosen), [0] * len(chosen), 0, len(chosen))
 
 
 def _best(logits: Array) -> tuple[Array, Array]:
@@ -274,18 +287,41 @@ def _best(logits: Array) -> tuple[Array, Array]:
 
 def best_labels(logits: Array, spans: Array, labels: Sequence[str], count: int) -> TextAnswer:
     """Returns the `count` most probable labels of the first row, the most probable first."""
+    return _likeliest(logits, spans, labels, count, softmax(logits)[0])
+
+
+def _likeliest(logits: Array, spans: Array, labels: Sequence[str], count: int, probabilities: Array) -> TextAnswer:
     best = np.argsort(-logits[0], kind="stable")[:count]
     repeat = np.zeros(len(best), dtype=np.int64)
-    return TextAnswer(names_of(labels, best), softmax(logits)[0, best], logits[:1], spans[repeat, 1:])
+    return TextAnswer(names_of(labels, best), probabilities[best].astype(np.float32), logits[:1], spans[repeat, 1:])
 
 
 def holding_labels(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
     """Returns all labels with a probability of at least HOLDS, the most probable first. There may be none."""
-    probabilities = 1 / (1 + np.exp(-logits[0].astype(np.float64)))
-    order = np.argsort(-logits[0], kind="stable")
-    holding = order[probabilities[order] >= HOLDS]
-    repeat = np.zeros(len(holding), dtype=np.int64)
-    return TextAnswer(names_of(labels, holding), probabilities[holding].astype(np.float32), logits[:1], spans[repeat, 1:])
+    return likeliest_labels(logits, spans, labels, int((_holding(logits[0]) >= HOLDS).sum()))
+
+
+def likeliest_labels(logits: Array, spans: Array, labels: Sequence[str], count: int) -> TextAnswer:
+    """Returns the `count` labels that most probably hold, the most probable first."""
+    return _likeliest(logits, spans, labels, count, _holding(logits[0]))
+
+
+def _holding(logits: Array) -> Array:
+    """Returns the probability that each label holds."""
+    return 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+
+def vector_of_each(
+    logits: Array, spans: Array, labels: Sequence[Sequence[str]], calibrations: Sequence[Calibration | None]
+) -> LabelEach:
+    """Returns the vectors of texts, which stand in place of logits, beside one empty label each."""
+    count = len(logits)
+    scores = np.zeros(count, dtype=np.float32)
+    return LabelEach([""] * count, scores, logits, spans[:, 1:], [UNKNOWN] * count, [1] * count, [0] * count, 0, count)
+
+
+def vector(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
+    return vector_of_each(logits, spans, (), ())[0]
 
 
 def value(logits: Array, spans: Array, labels: Sequence[str], passage: str) -> TextAnswer:
@@ -348,7 +384,9 @@ def same_labels(one: TextAnswer, other: TextAnswer) -> bool:
 
 
 def same_set(one: TextAnswer, other: TextAnswer) -> bool:
-    return set(one.labels) == set(other.labels)
+    """Whether the same labels hold, also among the k best."""
+    mine, theirs = ({*compress(own.labels, own.scores >= HOLDS)} for own in (one, other))
+    return mine == theirs
 
 
 def names_of(labels: Sequence[str], indexes: Array) -> list[str]:
@@ -371,9 +409,16 @@ TASKS: dict[str, Task] = {
             read_each=best_label_of_each,
             evidence=of_first_row,
             same=same_labels,
-            allows_top_k=True,
+            read_best=best_labels,
         ),
-        Task("multilabel", first_token, holding_labels, evidence=of_least_certain_label, same=same_set),
+        Task(
+            "multilabel",
+            first_token,
+            holding_labels,
+            evidence=of_least_certain_label,
+            same=same_set,
+            read_best=likeliest_labels,
+        ),
         Task("tag", each_word, best_label, evidence=of_least_certain_row, same=same_labels),
         Task("regress", first_token, value, is_number=True, fixed_labels=("value",)),
         Task(
@@ -385,6 +430,7 @@ TASKS: dict[str, Task] = {
             further_label="none",
             needs_pair=True,
         ),
+        Task("embed", first_token, vector, read_each=vector_of_each, is_vector=True),
         Task(GENERATE, only_generates, only_generates, generates=True),
     )
 }

@@ -161,7 +161,8 @@ def random_knowledge(config: BackboneConfig, tenant: TenantVersion, spread: floa
     layout = tenant.adapter_layout(config)
     head = (tenant.head_layout(config), own) if tenant.has_head else None
     adapter = (layout, weights) if layout is not None and weights is not None else None
-    return TenantKnowledge(tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels), head, adapter)
+    own = (tenant.domain, tenant.domain_version, tenant.task, tuple(tenant.labels), head, adapter)
+    return TenantKnowledge(*own, embedding=tenant.embedding)
 
 
 def random_layers(layout: Layout, spread: float, generator: torch.Generator) -> list[dict[str, torch.Tensor]]:

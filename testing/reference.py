@@ -28,6 +28,7 @@ from hplm.model.windows import Window
 from hplm.model.word_spans import words_of
 from hplm.plot.table import Table
 from hplm.tasks import HOLDS, LONGEST_ANSWER
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.snapshot import Tenant, TenantWeights
 
 
@@ -90,13 +91,17 @@ class Reference:
 
     @torch.no_grad()
     def forward(
-        self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False, students: int | None = None
-    ) -> Tensor:
+        self, text: str, tenant_id: str, pair: str | None = None, truncate: bool = False, students: int | None = None,
+        prefix: str | None = None, dimensions: int = 0,
+    ) -> Tensor:  # fmt: skip
         """Returns fp32 logits with a row for each answer row, or for `span`, for the first token and each of the passage.
 
-        A word without a token gets zeros. `students`: how many answer; None: the largest team.
+        A word without a token gets zeros. `students`: how many answer; None: the largest team. For `embed` the row is the
+        vector, of so many dimensions (0: the tenant's), of the text behind the prefix of this name (None: the tenant's).
         """
         tenant = self.backbone.view.snapshot.find(tenant_id)
+        if tenant.embedding is not None:
+            return self._vector(text, tenant, tenant.embedding, prefix, dimensions, truncate)
         if tenant.task == "span":
             return torch.cat([window.logits for window in self.windows(text, tenant_id, pair, truncate)])
         encoded = self._tokenizer.encode(text, pair, truncate)
@@ -116,6 +121,14 @@ class Reference:
         if tenant.task != "tag":
             raise NotImplementedError(f"task {tenant.task!r}: define in {__name__} which rows its head reads")
         return torch.stack([torch.zeros(len(tenant.labels)) if i is None else logits[i] for i in read])
+
+    def _vector(self, text: str, tenant: Tenant, own: Embedding, prefix: str | None, dimensions: int, truncate: bool) -> Tensor:
+        name = own.prefix if prefix is None else prefix
+        encoded = self._tokenizer.encode((own.prefixes[name] if name else "") + text, None, truncate)
+        states = self._computed(encoded.tokens, encoded.segments, tenant)
+        pooled = states.sum(0) / len(states) if own.pooling == "mean" else states[0]
+        cut = pooled[: dimensions or own.dimensions]
+        return (cut / cut.square().sum().sqrt() if own.normalised else cut)[None]
 
     def _is_audited(self, text: str, tenant: Tenant, pair: str | None, truncate: bool) -> bool:
         found = self._lookup.resolve(self.backbone.view, tenant, [text], None if pair is None else [pair], truncate)
@@ -140,7 +153,7 @@ class Reference:
     ) -> Tensor:  # fmt: skip
         """Returns what the tenant's head says of each token, or that of the first exit that is sure of all tokens in `read`.
 
-        With a `student`, what its head says behind `depth` layers.
+        With a `student`, what its head says behind `depth` layers. Without a head, the states of the tokens.
         """
         config, upper, weights = self.backbone.config, self._upper, student or tenant.weights
         layers = upper.layers[:depth]
@@ -160,6 +173,8 @@ class Reference:
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
+        if weights.head is None:
+            return x
         layout = Layout.of(weights.head.layout)
         (head,) = self.backbone.records.weights(weights.head)
         if layout.kind == "head2":
@@ -191,6 +206,8 @@ class Reference:
                 return ExpectedAnswer([""], [(0, 0)])
             return ExpectedAnswer([pair[found.start : found.stop]], [(found.start, found.stop)])
         logits = self.forward(text, tenant_id, pair, truncate)
+        if tenant.task == "embed":
+            return ExpectedAnswer([""], [(0, len(text))])
         if tenant.task == "regress":
             return ExpectedAnswer([f"{float(logits[0, 0]):.6g}"], [(0, len(text))])
         if tenant.task == "multilabel":

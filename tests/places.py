@@ -61,7 +61,7 @@ def command(name, knowledge):
         for part, layers in parts.items() for number, layer in enumerate(layers) for key, value in layer.items()
     }  # fmt: skip
     given = {one: getattr(knowledge, one) for one in ("domain", "domain_version", "task", "labels")}
-    more = {"calibration": knowledge.calibration, "exits": exits and exits.exits}
+    more = {"calibration": knowledge.calibration, "exits": exits and exits.exits, "embedding": knowledge.embedding}
     given |= {one: asdict(own) for one, own in more.items() if own}
     kind = {"kind": layout.kind, "rank": layout.size, "places": layout.places}
     return {"command": "tenant.add", "id": name, **given, "adapter": kind, "tensors": sent(tensors)}, tensors

@@ -15,10 +15,12 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
 from hplm.calibration import Calibration
 from hplm.tasks import find_task
+from hplm.tenants.embedding import Embedding
 from testing.random_store import change_version, random_store
 from testing.reference import Reference
 from testing.toy import CONFIG, DOMAINS, Toy, random_text
 
+PREFIXES = {"query": "a b ", "passage": "c "}
 TENANTS = [
     TenantVersion("many", 1, "bio", 1, "multilabel", ["red", "grün", "blue", "black", "white"], 8),
     TenantVersion("mark", 1, "root", 1, "regress", ["value"], 4),
@@ -26,6 +28,9 @@ TENANTS = [
     TenantVersion("perhaps", 1, "bio", 1, "span", ["start", "end", "none"], 4),
     TenantVersion("pair", 1, "bio", 1, "classify", ["no", "yes"], 8),
     TenantVersion("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
+    TenantVersion("near", 1, "bio", 1, "embed", [], 8, "lora", embedding=Embedding(32, prefixes=PREFIXES)),
+    TenantVersion("first", 1, "root", 1, "embed", [], 0, embedding=Embedding(20, "first", normalised=False)),
+    TenantVersion("short", 1, "law", 1, "embed", [], 4, embedding=Embedding(24, shortens=True)),
 ]
 SPAN, WORD, PAIR, STUDENTS = 6.0, 2.5, 0.6, 1.5  # temperatures
 CALIBRATIONS = {  # `find` has none, and numbers cannot have one

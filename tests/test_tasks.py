@@ -45,6 +45,16 @@ def test_multilabel_returns_the_labels_that_hold_the_most_probable_first_and_doe
     assert far.labels == ["b"] and far.scores.tolist() == [1.0]
 
 
+def test_multilabel_returns_the_likeliest_labels_whatever_their_probability():
+    logits = np.array([[-2.0, -0.1, 3.0]], dtype=np.float32)
+    two, all_ = (TASKS["multilabel"].answer(logits, WHOLE, ["a", "b", "c"], top_k) for top_k in (2, 3))
+    assert two.labels == ["c", "b"] and all_.labels == ["c", "b", "a"]
+    assert all_.scores == pytest.approx(1 / (1 + np.exp([-3, 0.1, 2]))) and all_.spans.tolist() == [[0, 9]] * 3
+    same = TASKS["multilabel"].same
+    assert same(all_, TASKS["multilabel"].answer(logits, WHOLE, ["a", "b", "c"])) and same(all_, two)
+    assert not same(all_, TASKS["multilabel"].answer(logits + 1, WHOLE, ["a", "b", "c"], 3))
+
+
 def test_regress_returns_the_value_as_logits_and_as_label():
     rows = TASKS["regress"].answer(np.array([[2.5]], dtype=np.float32), WHOLE, ["value"])
     assert rows.labels == ["2.5"] and rows.logits.tolist() == [[2.5]] and rows.scores.tolist() == [0.0]

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -26,6 +27,7 @@ from hplm.scheduling.turns import Turns
 from hplm.tasks import TASKS
 from hplm.tenants.arrival import ArrivalClock, Forwarding
 from hplm.tenants.directory import Directory
+from hplm.tenants.models import has_output
 from hplm.threads import repeat
 
 INPUTS = ("TEXT", "TEXT_PAIR")
@@ -69,6 +71,7 @@ class TritonPythonModel(replies.BackendModel):
         super().initialize(args)
         self._directory = Directory(self._repository, self._state, copied=True)
         self._directory.follow()
+        self._has_output = cache(has_output)
         self._forwarding = Forwarding(os.getppid())
         self._arrivals = ArrivalClock(self._forwarding)
         self._meter = Meter()
@@ -95,7 +98,7 @@ class TritonPythonModel(replies.BackendModel):
                 f"tenant {tenant.id!r} of backbone {backbone!r} does not read {min(other)}: send TEXT or TEXT_PAIR"
             )
         replies.required(inputs, "TEXT")
-        outputs = [*request.requested_output_names()]  # a set
+        outputs = [name for name in request.requested_output_names() if self._has_output(self._repository / backbone, name)]
         timeout_us = request_timeout_us(given, request.timeout())
         arrival_ns = self._arrivals.arrival_ns(given, received_ns)
         deadline_ns = arrival_ns + 1000 * timeout_us if timeout_us else 0

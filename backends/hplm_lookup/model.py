@@ -17,8 +17,8 @@ from hplm.lookup.service import LookupService
 from hplm.lookup.views import RegistryWatcher, Views
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
-from hplm.parameters import deadline_us, request_flag, request_number, request_timeout_us
-from hplm.request.answers import Outputs, bits_named
+from hplm.parameters import deadline_us, request_flag, request_name, request_number, request_timeout_us
+from hplm.request.answers import Outputs, bits_named, outputs_for
 from hplm.request.form import MOST_RUNG, PROBE, SAYING
 from hplm.server.held import HeldBy
 from hplm.tenants.arrival import ArrivalClock, Forwarding
@@ -82,8 +82,9 @@ class TritonPythonModel(replies.BackendModel):
             deadline_ns,
             received_ns - arrival_ns,
             request_number(given, "top_k", 0, 2**16 - 1),
+            request_number(given, "dimensions", 0, 2**16 - 1),
+            outputs_for(tenant.task_object, _named(given.get("outputs", ""))),
             min(request_number(given, "hplm_rung", 0, 2**16 - 1), MOST_RUNG),
-            _outputs(given.get("outputs", "")),
         )
         return LookupRequest(
             view,
@@ -94,6 +95,7 @@ class TritonPythonModel(replies.BackendModel):
             partial(self._respond, sender, len(texts)),
             sender.defer,
             head,
+            request_name(given, "hplm_prefix"),
         )
 
     def _submit(self, accepted: list[LookupRequest]) -> None:
@@ -127,8 +129,8 @@ class TritonPythonModel(replies.BackendModel):
             self._service.meter.add(names.WINDOWS, count, domain, level)
 
 
-def _outputs(given: object) -> int:
-    """Returns the outputs that a request wants, as bits; 0: all. Triton does not tell the models of an ensemble."""
+def _named(given: object) -> int:
+    """Returns the outputs that a request names, as bits; 0: none. Triton does not tell the models of an ensemble."""
     if not isinstance(given, str):
         raise InvalidInput(f"parameter 'outputs' is {given!r}: send names of outputs as text, with commas between")
     return bits_named(given) if given else 0

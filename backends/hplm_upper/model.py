@@ -14,7 +14,7 @@ from hplm.errors import RESEND
 from hplm.metrics import names
 from hplm.metrics.meter import Outcomes
 from hplm.process.client import Pending
-from hplm.request.answers import Outputs, bits_of, outputs_of
+from hplm.request.answers import Outputs
 from hplm.request.form import PROBE, SAYING, check, read_head
 from hplm.server.inherited import restarts
 from hplm.tenants.models import backbone_of
@@ -53,14 +53,12 @@ class TritonPythonModel(replies.BackendModel):
     def _take(self, request: InferenceRequest, given: bytes, sender: replies.Sender, received_ns: int) -> Pending | None:
         if given.startswith(SAYING):
             text = given.removeprefix(SAYING).decode(errors="replace")
-            sender.send_answer(outputs_of([replies.saying(text)], request.requested_output_names(), [0]))
+            sender.send_answer(replies.saying(text, request))
             return None
         check(given, self._secret)
         head = read_head(given)
         id = replies.request_id(request) if self._has_journal else ""  # nothing else names it
-        # The ensemble asks for all outputs, whatever its client wants.
-        wanted = head.outputs or bits_of(request.requested_output_names())
-        return Pending(given, sender.send_answer, sender.defer, id, wanted, head)
+        return Pending(given, sender.send_answer, sender.defer, id, head.outputs, head)
 
     def _submit(self, accepted: list[Pending]) -> None:
         self._client.submit(accepted)

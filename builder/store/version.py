@@ -14,6 +14,7 @@ from hplm.adapters.records import RecordFile, read_header
 from hplm.errors import MISFITS, Broken
 from hplm.model.config import BackboneConfig
 from hplm.tasks import TASKS
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.knowledge import TenantKnowledge
 
 REPORT, PICTURE, SEEN = "report.json", "training.png", "seen.npz"
@@ -37,11 +38,12 @@ class TenantVersion:
     function: str = "relu"  # inside the adapter
     head_function: str | None = None  # between the two layers of a head; None: the head has one layer
     dtype: str = "fp16"  # of the stored adapter and head
+    embedding: Embedding | None = None  # how it makes vectors, if that is its task
 
     @property
     def has_head(self) -> bool:
         task = TASKS.get(self.task)
-        return task is None or not task.generates
+        return task is None or task.has_head
 
     def adapter_layout(self, config: BackboneConfig) -> Layout | None:
         return adapter_layout(config, self.adapter, self.rank, self.places, self.function, self.dtype)
@@ -66,6 +68,7 @@ class TenantVersion:
             head=(self.head_layout(config), head) if head else None,
             adapter=(layout, adapter) if layout is not None and adapter is not None else None,
             version=self.version,
+            embedding=self.embedding,
         )
 
 

@@ -26,6 +26,7 @@ from builder.tasks.examples import (
 from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
 from builder.tasks.scores import Labels, Scores
 from hplm.calibration import Evidence
+from hplm.errors import InvalidInput
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
 
 
@@ -88,7 +89,9 @@ class TrainingTask:
 
 
 def training_task(name: str) -> TrainingTask:
-    return TRAINING_TASKS[find_task(name).name]
+    if (task := find_task(name)).name not in TRAINING_TASKS:
+        raise InvalidInput(f"the task {name!r} cannot be learned here: choose {', '.join(TRAINING_TASKS)}")
+    return TRAINING_TASKS[task.name]
 
 
 TRAINING_TASKS: dict[str, TrainingTask] = {

@@ -23,6 +23,8 @@ class Tenant:
     task: str
     backbone: str
     labels: tuple[str, ...] | None = None  # only of a tenant that was named
+    dimensions: int | None = None  # of the vectors of a tenant of the task embed
+    prefixes: tuple[str, ...] | None = None  # the names of those that a request to it may choose
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Answer:
     version: str
     confidence: float | None = None  # how likely it is right; only with confidence=True, and of a calibrated tenant
     level: int | None = None  # at which level it was answered, or by how many students; only with the parameter hplm_rung
+    embedding: tuple[float, ...] | None = None  # the vector, instead of rows; only with embedding=True
+    tokens: int | None = None  # of the text, as the model has read it; only with tokens=True
     late: bool = False  # it came after `deadline_ms`
 
     @property

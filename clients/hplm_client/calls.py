@@ -83,6 +83,8 @@ class Calls(Generic[One, Many, Whole, Stream]):
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        embedding: bool = False,
+        tokens: bool = False,
         api_key: str | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, wire.Value] = NONE,
@@ -90,9 +92,10 @@ class Calls(Generic[One, Many, Whole, Stream]):
         """Returns the answer for one text.
 
         `deadline_ms` counts from now and includes retries. None means the tenant's default. An answer that comes later is
-        marked `late`. `parameters`: others of docs/api.md, such as {"hplm_rung": 2}.
+        marked `late`. `embedding`: a tenant of the task embed answers with a vector. `parameters`: others of docs/api.md, such
+        as {"hplm_rung": 2}.
         """
-        more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
+        more = (top_k, truncate, priority, logits, confidence, embedding, tokens, api_key, request_id, parameters)
 
         def asked() -> wire.TenantTexts:
             pairs = None if pair is None else wire.texts_in("pair", [pair])
@@ -112,6 +115,8 @@ class Calls(Generic[One, Many, Whole, Stream]):
         priority: int | None = None,
         logits: bool = False,
         confidence: bool = False,
+        embedding: bool = False,
+        tokens: bool = False,
         api_key: str | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, wire.Value] = NONE,
@@ -120,7 +125,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
 
         They are one request, or several in turn if they are more than a request may have. `deadline_ms` is for all of them.
         """
-        more = (top_k, truncate, priority, logits, confidence, api_key, request_id, parameters)
+        more = (top_k, truncate, priority, logits, confidence, embedding, tokens, api_key, request_id, parameters)
 
         def asked() -> wire.TenantTexts:
             seconds = None if pairs is None else wire.texts_in("pairs", pairs)

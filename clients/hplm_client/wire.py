@@ -54,6 +54,8 @@ class TenantTexts:
     priority: int | None = None
     logits: bool = False
     confidence: bool = False
+    embedding: bool = False
+    tokens: bool = False
     key: str | None = field(default=None, repr=False)
     id: str | None = None
     more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
@@ -67,7 +69,7 @@ class TenantTexts:
         check_key(self.key)
         check_id(self.id)
         check_parameters(self.more)
-        for name in ("logits", "confidence"):
+        for name in ("logits", "confidence", "embedding", "tokens"):
             check_flag(name, getattr(self, name))
 
     def parts(self) -> list[TenantTexts]:
@@ -176,8 +178,11 @@ def encode(question: TenantTexts) -> InferRequest:
     inputs = {"TEXT": _strings("TEXT", question.texts)}
     if question.pairs is not None:
         inputs["TEXT_PAIR"] = _strings("TEXT_PAIR", question.pairs)
-    asked = {"LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": RUNG in question.more}
-    outputs = (*OUTPUTS, *(name for name, wanted in asked.items() if wanted))
+    asked = {
+        "LOGITS": question.logits, "CONFIDENCE": question.confidence, "LEVEL": RUNG in question.more, "TOKENS": question.tokens,
+    }  # fmt: skip
+    usual = ("EMBEDDING", "VERSION") if question.embedding else OUTPUTS
+    outputs = (*usual, *(name for name, wanted in asked.items() if wanted))
     # Triton tells none of a backbone's models which outputs a request wants, and all of them cost time.
     parameters = question.parameters() | {"outputs": ",".join(outputs)}
     return InferRequest(inputs, parameters, outputs, question.id or "", question.key)
@@ -197,9 +202,13 @@ def encode_listing(tenant: str | None, key: str | None) -> InferRequest:
 def tenants_in(told: str, backbone: str) -> list[Tenant]:
     """Returns the tenants in what a backbone has told."""
     return [
-        Tenant(one["tenant"], one["task"], backbone, tuple(one["labels"]) if "labels" in one else None)
+        Tenant(one["tenant"], one["task"], backbone, _names(one, "labels"), one.get("dimensions"), _names(one, "prefixes"))
         for one in json.loads(told)
     ]
+
+
+def _names(told: Mapping[str, Any], which: str) -> tuple[str, ...] | None:
+    return tuple(told[which]) if which in told else None
 
 
 def listed_in(result: Tensors, backbone: str) -> list[Tenant]:
@@ -211,6 +220,13 @@ def listed_in(result: Tensors, backbone: str) -> list[Tenant]:
 def decode(result: Tensors, question: TenantTexts) -> list[Answer]:
     """Returns an answer for each text, without the rows that fill short answers up to the longest."""
     batch = len(question.texts)
+    tokens = _tensor(result, "TOKENS", 2, batch)[:, 0].tolist() if question.tokens else [None] * batch
+    if question.embedding:
+        versions, vectors = _tensor(result, "VERSION", 2, batch)[:, 0], _tensor(result, "EMBEDDING", 2, batch).tolist()
+        return [
+            Answer((), _text(version), embedding=tuple(vector), tokens=count)
+            for version, vector, count in zip(versions.tolist(), vectors, tokens, strict=True)
+        ]
     labels = _tensor(result, "LABEL", 2, batch)
     scores = _tensor(result, "SCORE", 2, batch)
     spans = _tensor(result, "SPAN", 3, batch)
@@ -223,8 +239,10 @@ def decode(result: Tensors, question: TenantTexts) -> list[Answer]:
     levels = _tensor(result, "LEVEL", 2, batch).tolist() if RUNG in question.more else [[None]] * batch
     columns = labels.tolist(), scores.tolist(), spans.tolist(), logits
     return [
-        Answer(tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None, level[0])
-        for *own, version, confidence, level in zip(*columns, versions.tolist(), sure, levels, strict=True)
+        Answer(
+            tuple(_rows(*own)), _text(version[0]), confidence[0] if confidence[0] != UNKNOWN else None, level[0], tokens=count
+        )
+        for *own, version, confidence, level, count in zip(*columns, versions.tolist(), sure, levels, tokens, strict=True)
     ]
 
 

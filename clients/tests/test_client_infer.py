@@ -101,6 +101,23 @@ def test_an_answer_of_another_shape_is_refused(fake, changed):
         ask({**tensors(rows, **more), **changed})
 
 
+def test_a_vector_and_the_tokens_are_asked_for_and_read(ask, fake):
+    vectors = {"EMBEDDING": np.array([[0.6, 0.8], [1, 0]], np.float32), "TOKENS": np.array([[3], [5]], np.int32)}
+    fake.answer = lambda _: tensors([[("A", 0.5, (0, 1))]] * 2) | vectors
+    asked = {"tenant": "near", "tokens": True, "parameters": {"hplm_prefix": "query"}}
+    both = ask(lambda client: client.infer_batch(["a", "b"], embedding=True, **asked))
+    assert [one.embedding for one in both] == [pytest.approx((0.6, 0.8)), (1, 0)]
+    assert [(one.rows, one.tokens, one.version) for one in both] == [((), 3, "v7"), ((), 5, "v7")]
+    assert fake.requests[-1].parameters == {
+        "tenant": "near", "hplm_prefix": "query", "outputs": "EMBEDDING,VERSION,TOKENS",
+    }  # fmt: skip
+    rows = ask(lambda client: client.infer_batch(["a", "b"], **asked))
+    assert [(one.label, one.embedding, one.tokens) for one in rows] == [("A", None, 3), ("A", None, 5)]
+    fake.answer = lambda _: {**tensors([[("A", 0.5, (0, 1))]]), "EMBEDDING": np.zeros((2, 2), np.float32)}
+    with raising(UnexpectedAnswer):
+        ask(lambda client: client.infer("a", tenant="near", embedding=True))
+
+
 def test_parameters_key_and_deadline_reach_the_model(ask, fake):
     more = {"request_id": "ours-7", "parameters": {"hplm_rung": 2}}
     ask(lambda client: infer(client, truncate=True, top_k=1, priority=3, deadline_ms=60_000, **more), api_key="K3Y")
@@ -129,18 +146,19 @@ def test_a_key_and_an_id_of_a_call_are_sent_with_it_alone(ask, fake):
 
 def test_tenants_are_listed_by_all_backbones_or_by_the_named_one(ask, fake):
     def answer(request):
-        told = [{"tenant": "acme", "task": "classify"}]
+        told = [{"tenant": "acme", "task": "classify"}, {"tenant": "near", "task": "embed", "dimensions": 8, "prefixes": ["q"]}]
         if request.model == "chat":
             raise Refusal("ModelInfer RPC doesn't support models with decoupled transaction policy", 400)
         if (named := request.parameters.get("tenant")) is not None:
             if named != "acme":
                 raise Refusal("[no_tenant] no such tenant", 404)
-            told[0]["labels"] = ["x", "y"]
+            told = [{**told[0], "labels": ["x", "y"]}]
         return {"LABEL": np.array([[json.dumps(told).encode()]], np.object_)}
 
     fake.answer, fake.parts = answer, [{"text_output": json.dumps([{"tenant": "luna", "task": "generate"}])}]
-    encoder, decoder = Tenant("acme", "classify", "minilm"), Tenant("luna", "generate", "chat")
-    for backbone, found in ((None, [encoder, decoder]), ("minilm", [encoder]), ("chat", [decoder])):
+    encoders, decoder = [Tenant("acme", "classify", "minilm")], Tenant("luna", "generate", "chat")
+    encoders.append(Tenant("near", "embed", "minilm", None, 8, ("q",)))
+    for backbone, found in ((None, [*encoders, decoder]), ("minilm", encoders), ("chat", [decoder])):
         assert ask(lambda client: client.tenants(api_key="own"), backbone=backbone) == found
         assert {**fake.requests[-1].headers, **fake.requests[-1].parameters}["authorization"] == "Bearer own"
     assert ask(lambda client: client.tenants("acme")) == [Tenant("acme", "classify", "minilm", ("x", "y"))]

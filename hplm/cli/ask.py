@@ -61,7 +61,8 @@ LOCAL = ConnectionOptions()
 
 def infer(
     text: str, /, *, tenant: str, pair: Text | None = None, deadline_ms: float | None = None, top_k: int | None = None,
-    truncate: bool = False, rung: int | None = None, backbone: str | None = None, connection: ConnectionOptions = LOCAL,
+    truncate: bool = False, rung: int | None = None, embedding: bool = False, prefix: str | None = None,
+    backbone: str | None = None, connection: ConnectionOptions = LOCAL,
 ) -> dict[str, Any]:  # fmt: skip
     """Send a text to a running server.
 
@@ -72,12 +73,15 @@ def infer(
     :param top_k: return so many of the best labels instead of one
     :param truncate: cut a text that is too long, instead of refusing it
     :param rung: answer by this rung of the tenant, 1 is the dearest, and say which level has answered (default: by load)
+    :param embedding: print the vector, of a tenant of the task embed
+    :param prefix: name of the prefix that such a tenant puts before the text (default: the tenant's own)
     :param backbone: name of the backbone (default: the only one of the server; the front door does not tell it)
     """
     asked = {"tenant": tenant, "pair": pair, "deadline_ms": deadline_ms, "top_k": top_k, "truncate": truncate}
+    named = {name: value for name, value in (("hplm_rung", rung), ("hplm_prefix", prefix)) if value is not None}
     with connection.client(backbone) as client:
-        answer = client.infer(text, **asked, confidence=True, parameters={} if rung is None else {"hplm_rung": rung})
-    print(_table(answer, text if pair is None else None))
+        answer = client.infer(text, **asked, confidence=not embedding, embedding=embedding, parameters=named)
+    print(_table(answer, text if pair is None else None) if not embedding else [*(answer.embedding or ())])
     sure = f", confidence {answer.confidence:.4f}" if answer.confidence is not None else ""
     level = f", level {answer.level}" if answer.level is not None else ""
     late = ", after the deadline" if answer.late else ""
@@ -90,6 +94,7 @@ def infer(
         "version": answer.version,
         "confidence": answer.confidence,
         "level": answer.level,
+        "embedding": answer.embedding,
         "late": answer.late,
     }
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last, with_means
+from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last, means, with_means
 from hplm.arrays import Array
 from hplm.engine.exits import ExitAudit
 from hplm.engine.graphs import Graphs, can_record
@@ -84,7 +86,7 @@ class Computed:
     """Texts of a batch that are done: those that leave before the last layer, or those that have passed all."""
 
     indexes: list[int]  # of the texts in the batch
-    logits: list[Array]  # of each text: its answer rows x the size of the largest head, fp32
+    logits: list[Array]  # of each text: its answer rows x the size of the largest head, or the states' width; fp32
     exit: int | None = None  # None: behind all layers that they pass
     is_end: bool = True  # False: others of the batch go on
 
@@ -182,7 +184,7 @@ class Engine:
             started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:
                 indexes = [index for sheet, _ in started for index in sheet.indexes]
-                yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.rows_of)])
+                yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.answer_rows)])
         except BaseException:
             self._wait(number)  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
@@ -216,7 +218,7 @@ class Engine:
             if self._after_layer is not None:
                 self._after_layer()
             if all_end:
-                yield Computed(sheet.indexes, split(_read(sheet, x), sheet.rows_of), is_end=False)
+                yield Computed(sheet.indexes, split(_read(sheet, x), sheet.answer_rows), is_end=False)
                 sheet.leave(sheet.done(at + 1))
                 break
         sheet.hidden = x
@@ -294,7 +296,11 @@ def _transposed(weight: Tensor) -> Tensor:
 
 def _read(sheet: Sheet, x: Tensor) -> Tensor:
     """Returns the logits of a sheet's texts. Further rows of `x` belong to none."""
-    return read(x[: int(sheet.rows_of.sum())].float(), sheet.heads)
+    rows = x[: int(sheet.rows_of.sum())].float()
+    if sheet.pools:
+        counts = np.where(sheet.answer_rows < sheet.rows_of, sheet.rows_of, 1).repeat(sheet.answer_rows)
+        rows = means(rows, counts)
+    return read(rows, sheet.heads)
 
 
 def split(logits: Tensor, rows_of: Array) -> list[Array]:
@@ -304,16 +310,21 @@ def split(logits: Tensor, rows_of: Array) -> list[Array]:
 
 
 def read(x: Tensor, parts: list[LayoutRows], layer: int = 0) -> Tensor:
-    """Returns logits: rows x the size of the largest head in the batch. `layer`: of the heads' records."""
+    """Returns logits: rows x the size of the largest head in the batch. A row without a head is the answer itself.
+
+    `layer`: of the heads' records.
+    """
     for part in parts:
         part.arrived[layer].wait()
-    if len(parts) == 1:
+    if len(parts) == 1 and parts[0].rows is None:
         return parts[0].layout.read(x, parts[0].groups, parts[0].layers[layer])
     results: list[tuple[Tensor, Tensor]] = []
     for part in parts:
         assert part.rows is not None  # with several heads, no head has all rows
         results.append((part.rows, part.layout.read(x.index_select(0, part.rows), part.groups, part.layers[layer])))
-    logits = x.new_zeros(len(x), max(result.shape[1] for _, result in results))
+    width = max((result.shape[1] for _, result in results), default=0)
+    all_have_heads = sum(len(rows) for rows, _ in results) == len(x)
+    logits = x.new_zeros(len(x), width) if all_have_heads else pad(x, (0, max(0, width - x.shape[1])))
     for rows, result in results:
         logits[rows, : result.shape[1]] = result
     return logits

@@ -17,6 +17,7 @@ from hplm.process.in_flight import InFlightEntry
 from hplm.request.answers import CONFIDENCE, AnswersOrError, names_of
 from hplm.request.form import Form
 from hplm.tasks import Answers, TextAnswer, windows_of
+from hplm.tenants.embedding import MEAN
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Team
@@ -49,6 +50,10 @@ class EncoderRequest:
         self.view = view  # keeps its tables open until the request is answered
         self.tenant = tenant
         self.top_k = self.head.top_k and min(self.head.top_k, len(tenant.labels))
+        self.outputs = self.head.dimensions or tenant.outputs  # numbers in a row of its answer
+        embedding = tenant.embedding  # None: heads answer
+        self.is_normalised = embedding is not None and embedding.normalised
+        self.is_pooled = embedding is not None and embedding.pooling == MEAN
         self.with_confidence = CONFIDENCE in names_of(form.wanted)
         self.calibration = tenant.calibration if self.with_confidence else None  # None: nobody asks how sure it is
         self.taken_ns = taken_ns
@@ -165,6 +170,7 @@ class Text:
     """
 
     depth = 0  # the layers that it passes; 0: all
+    is_pooled = False  # the mean of the rows that it reads is its one answer row
     guess: Guess | None = None  # of an audited text: its answer at the exit where it could have left
 
     def __init__(
@@ -203,6 +209,9 @@ class Text:
         self.tokens = len(addresses)  # its expected work, in tokens that all layers compute
         if self.plan is not None:
             self.tokens = max(1, round(self.tokens * self.plan.cost))
+        if request.is_pooled:
+            self.is_pooled, self.is_one_row, self.read, self.reading = True, True, FIRST, np.arange(len(addresses))
+            return
         if reads_first:
             self.is_one_row, self.read, self.reading = True, FIRST, FIRST
             return
@@ -210,7 +219,7 @@ class Text:
         rows = np.flatnonzero(spans[:, 0] >= 0)
         # A text without a token that is read reads its first token, for its first row.
         self.read = rows if len(rows) else FIRST  # the rows that read a token
-        self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads
+        self.reading = spans[rows, 0] if len(rows) else FIRST  # the token that each of them reads, or all that are pooled
 
     def for_students(self, team: Team) -> list[Text]:
         """Returns it once for each student that is asked. They are computed like windows, and their logits are added."""

@@ -14,6 +14,7 @@ from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken, HplmError
 from hplm.model import faults
 from hplm.tasks import Answers, ReadEach, TextAnswer
+from hplm.tenants.embedding import normalised
 
 log = logging.getLogger(__name__)
 
@@ -27,29 +28,33 @@ def read_answers(
 
     `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
     """
-    alike: dict[tuple[ReadEach, int], dict[EncoderRequest, list[int]]] = {}
+    alike: dict[tuple[ReadEach, int, bool], dict[EncoderRequest, list[int]]] = {}
     for number, text in enumerate(texts):
         request, tenant = text.request, text.request.tenant
         read_each = tenant.task_object.read_each
         if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k:
-            alike.setdefault((read_each, len(tenant.labels)), {}).setdefault(request, []).append(number)
+            key = read_each, request.outputs, request.is_normalised
+            alike.setdefault(key, {}).setdefault(request, []).append(number)
         elif (found := _answer(text, logits[number], exit)) != []:
             yield [text], found
-    for (read_each, labels), by_request in alike.items():
+    for (read_each, outputs, is_normalised), by_request in alike.items():
         parts = by_request.values()
         for numbers in parts:
             if len(numbers) > 1:
                 numbers.sort(key=lambda number: texts[number].index)
         order = [number for numbers in parts for number in numbers]
         some = [texts[number] for number in order]
-        own = np.ascontiguousarray(together([logits[number] for number in order])[:, :labels])
+        own = np.ascontiguousarray(together([logits[number] for number in order])[:, :outputs])
         if not np.isfinite(own).all():
             yield from (([texts[number]], _answer(texts[number], logits[number], exit)) for number in order)
             continue
+        if is_normalised:
+            own = normalised(own)
         names = [text.request.tenant.labels for text in some]
         calibrations = [_calibration(text, exit) for text in some]
         answers = read_each(own, joined([text.spans for text in some]), names, calibrations)
         answers.levels = [_level(text, exit) for text in some]
+        answers.tokens = [text.request.form.lengths[text.index] for text in some]
         ends = accumulate(map(len, parts), initial=0)
         yield from [(some[start:stop], answers.part(start, stop)) for start, stop in pairwise(ends)]
 
@@ -76,7 +81,7 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
     request = text.request
     try:
         labels = request.tenant.labels
-        own = text.rows(logits, len(labels))
+        own = text.rows(logits, request.outputs)
         if not np.isfinite(own).all():
             raise Broken(f"tenant {request.tenant.id!r} has logits that are not finite: train it again, with a lower rate")
         whole = request.joined(text, own)
@@ -87,7 +92,7 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:
             answer.confidence = task.confidence(calibration, own, spans, labels)
-        answer.level = _level(text, exit)
+        answer.level, answer.tokens = _level(text, exit), request.form.lengths[text.index]
         return [answer]
     except HplmError as error:
         log.error("%s", error)

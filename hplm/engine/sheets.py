@@ -114,7 +114,10 @@ class Sheet:
     def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
         """Notes where the texts lie that have not left, and prepares attention and adapters for them."""
         self._arrangement, self._tenants, self._runs = arrangement, tenants, _starts_of_runs(tenants)
-        self.rows_of = np.array([len(text.reading) for text in self.texts])  # answer rows of each text
+        self.rows_of = np.array([len(text.reading) for text in self.texts])  # rows that each text reads
+        is_pooled = [text.is_pooled for text in self.texts]
+        self.pools = any(is_pooled)  # whether some texts read more rows than they answer with
+        self.answer_rows = np.where(is_pooled, 1, self.rows_of) if self.pools else self.rows_of  # of each text
         devices, dtype = self._settings.devices, self._settings.dtype
         by_device = {
             own: (arrangement.attention(self._heads, own, dtype), self._parts(ADAPTER, arrangement.rooms, own))
@@ -140,7 +143,7 @@ class Sheet:
 
     @cached_property
     def ending(self) -> tuple[Tensor, Attend, list[LayoutRows]]:
-        """The token that each answer row reads, attention of these tokens, and their adapters. Further rows are not read."""
+        """The tokens that answers read, attention of these tokens, and their adapters. Further rows are not read."""
         last, counts, attend = self._settings.devices[-1], self.rows_of, self.attend[-1]
         reading = together([text.reading for text in self.texts])
         if isinstance(attend, PackedAttention):
@@ -153,7 +156,7 @@ class Sheet:
     @cached_property
     def heads(self) -> list[LayoutRows]:
         """The heads of the answer rows."""
-        return self._parts(HEAD, self.rows_of, self._settings.devices[-1])
+        return self._parts(HEAD, self.answer_rows, self._settings.devices[-1])
 
     def _parts(self, which: int, counts: Array, device: torch.device, asked: Array | None = None) -> list[LayoutRows]:
         """`counts`: rows of each text, or of each that is asked."""

@@ -16,7 +16,7 @@ from hplm.model.tokenizer import Encoded, TokenizerInput
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally
 from hplm.request.form import SPAN, Form, TicketHead, write
-from hplm.tasks import TASKS
+from hplm.tasks import TASKS, Task
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest
@@ -47,23 +47,25 @@ class LookupRequest:
         respond: Callable[[bytearray | Exception], HplmError | None] = lambda found: None,
         defer: Callable[[], None] = lambda: None,
         head: TicketHead | None = None,
+        prefix: str | None = None,
     ) -> None:
         """`respond` sends its form, or an error, and returns the error that was sent instead. `defer` is called before another
-        thread may do so. `head`: of its form, if it says more than `head_of`.
+        thread may do so. `head`: of its form, if it says more than `head_of`. `prefix`: the name of the one that it asks for.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise InvalidInput(f"TEXT has {len(texts)} texts, but TEXT_PAIR has {len(pairs)}: send one pair for each text")
         self.view, self.tenant, self.task = view, tenant, tenant.task_object
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
+        self.head = head = head or head_of(view, tenant)
+        self._check_asked("top_k", head.top_k, lambda task: task.read_best is not None)
+        self._check_asked("dimensions", head.dimensions, lambda task: task.is_vector)
+        self._check_asked("hplm_prefix", prefix is not None, lambda task: task.is_vector)
+        if tenant.embedding is not None:
+            tenant.embedding.check_asked(head.dimensions)
+            self.texts = texts = tenant.embedding.prefixed(texts, prefix)
         self.respond, self.defer = respond, defer
         self.owner = tenant.uid  # in the line
         self.answered = False
-        self.head = head = head or head_of(view, tenant)
-        if head.top_k and not self.task.allows_top_k:
-            able = " or ".join(task.name for task in TASKS.values() if task.allows_top_k)
-            raise InvalidInput(
-                f"top_k is for the task {able}, but tenant {tenant.id!r} has the task {tenant.task!r}: leave out top_k"
-            )
         # By when it must leave the line. Later it would be looked up in vain, because the engine needs time too.
         self.deadline_ns = head.received_ns + round(IN_LINE * (head.deadline_ns - head.received_ns)) if head.deadline_ns else 0
         self.by_words = pairs is None and self.task.reads_first_token  # then the tokens are all that is needed of a text
@@ -79,6 +81,12 @@ class LookupRequest:
         self.windows: list[int] = []  # tokens of each window of these texts
         self.counts: list[int] = []  # answer rows of each
         self.segments, self.spans = bytearray(), bytearray()  # of these texts, as a form has them
+
+    def _check_asked(self, name: str, asked: int, is_able: Callable[[Task], bool]) -> None:
+        if asked and not is_able(self.task):
+            able = " or ".join(task.name for task in TASKS.values() if is_able(task))
+            tenant = f"tenant {self.tenant.id!r} has the task {self.task.name!r}"
+            raise InvalidInput(f"{name} is for the task {able}, but {tenant}: leave out {name}")
 
     def _check_lengths(self, characters: int) -> None:
         for index, text in enumerate(self.texts):
@@ -161,7 +169,7 @@ class LookupRequest:
     def form(self, secret: bytes, addresses: bytes) -> bytearray:
         """Returns the signed form, with the addresses of all tokens."""
         in_windows, counts = self.task.needs_pair, self.counts
-        rows, labels = len(counts) * max(counts), len(self.tenant.labels)
+        rows, labels = len(counts) * max(counts), self.tenant.outputs
         if rows * labels > MOST_NUMBERS or (rows > MOST_ROWS and not in_windows):  # in windows the answer has one row a text
             raise InvalidInput(
                 f"the answer to {len(counts):,} texts, the longest with {max(counts):,} rows of {labels:,} labels, would have "
@@ -186,10 +194,12 @@ class Lookup:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         truncate: bool = False,
+        prefix: str | None = None,
         **asked: int,
     ) -> Form:
         """Returns the form of a request. Raises what is wrong with it. `asked`: what else its head says (`arrival_ns`, ...)."""
-        request = LookupRequest(view, tenant, texts, pairs, truncate, head=head_of(view, tenant)._replace(**asked))
+        head = head_of(view, tenant)._replace(**asked)
+        request = LookupRequest(view, tenant, texts, pairs, truncate, head=head, prefix=prefix)
         (found,) = self.read([request])
         assert found is not None
         if isinstance(found, Exception):

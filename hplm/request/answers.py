@@ -15,25 +15,29 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import BY_WORD, HplmError, Internal, InvalidInput, OutOfCapacity
-from hplm.tasks import Answers, LabelEach, TextAnswer
+from hplm.tasks import EMBEDDING, Answers, LabelEach, Task, TextAnswer
 
 Outputs = dict[str, Array]  # by name on the wire
 AnswersOrError = Answers | Exception  # to a request, before it is written as outputs
 _FIELDS = {"SCORE": "scores", "LOGITS": "logits", "SPAN": "spans"}  # of the answer to a text
 CONFIDENCE = "CONFIDENCE"  # the output that is computed only for requests that want it
-LEVEL = "LEVEL"
-OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION")
+LEVEL, TOKENS = "LEVEL", "TOKENS"
+OUTPUTS = ("LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE, LEVEL, "VERSION", EMBEDDING, TOKENS)
 MOST_NAMES = 100  # characters of the parameter `outputs`
 SHARED = "/dev/shm"
 LARGE = 1 << 20  # bytes of an answer; smaller ones fit into the shared memory that a process already has
 SPARE = 1 << 24
 _SIZE = struct.Struct("<I")  # the bytes of a string, before it
 _BITS = {name: 1 << number for number, name in enumerate(OUTPUTS)}
+ALL = (1 << len(OUTPUTS)) - 1
 
 
 def bits_of(wanted: Set[str]) -> int:
     """Returns requested outputs as a number."""
     return sum([_BITS[name] for name in wanted])
+
+
+OF_VECTORS, OF_LABELS = bits_of({EMBEDDING}), bits_of({"LABEL", "SCORE", "LOGITS", "SPAN", CONFIDENCE})
 
 
 @lru_cache
@@ -47,21 +51,34 @@ def bits_named(given: str) -> int:
     return bits_of(named)
 
 
+def outputs_for(task: Task, named: int) -> int:
+    """Returns which of the outputs that a request names are those of a task, all as bits. It names some, or none: 0."""
+    own, others = (OF_VECTORS, OF_LABELS) if task.is_vector else (OF_LABELS, OF_VECTORS)
+    if named & others and not named & own:
+        of, wrong = (", ".join(name for name in OUTPUTS if name in names_of(bits)) for bits in (own, named & others))
+        raise InvalidInput(f"the tenant has the task {task.name}, which answers with {of}: name that in outputs, not {wrong}")
+    return (named or ALL) & ~others
+
+
 @lru_cache
 def names_of(bits: int) -> frozenset[str]:
     return frozenset(name for number, name in enumerate(OUTPUTS) if bits >> number & 1)
 
 
 def outputs_of(texts: Sequence[TextAnswer] | LabelEach, wanted: Collection[str], versions: Sequence[int]) -> Outputs:
-    """Returns the requested outputs of answers to texts as rectangles. `versions` has one for each text.
+    """Returns the requested outputs of answers to texts as rectangles: EMBEDDING only of vectors. `versions`: of each text.
 
     Short answers are filled up with "", 0 and -1: JSON has no NaN.
     """
     alike = texts if isinstance(texts, LabelEach) else LabelEach.of(texts)
     if alike is not None:
         rows, own = 1, alike.own
-        labels, confidences, levels = alike.labels[own], alike.confidences[own], alike.levels[own]
+        labels, confidences, levels, tokens = (
+            part[own] for part in (alike.labels, alike.confidences, alike.levels, alike.tokens)
+        )
         outputs = {name: getattr(alike, field)[own, None] for name, field in _FIELDS.items() if name in wanted}
+        if EMBEDDING in wanted:
+            outputs[EMBEDDING] = alike.logits[own]
     else:
         count, rows = len(texts), max(1, *(len(text.labels) for text in texts))  # a text may have no labels
         scores = np.zeros((count, rows), dtype=np.float32)
@@ -75,12 +92,15 @@ def outputs_of(texts: Sequence[TextAnswer] | LabelEach, wanted: Collection[str],
         labels = [label for text in texts for label in (*text.labels, *[""] * (rows - len(text.labels)))]
         outputs = {name: values for name, values in zip(_FIELDS, (scores, logits, spans), strict=True) if name in wanted}
         confidences, levels = [text.confidence for text in texts], [text.level for text in texts]
+        tokens = [text.tokens for text in texts]
     if "LABEL" in wanted:
         outputs["LABEL"] = strings([label.encode() for label in labels]).reshape(-1, rows)
     if CONFIDENCE in wanted:
         outputs[CONFIDENCE] = np.array(confidences, dtype=np.float32)[:, None]
     if LEVEL in wanted:
         outputs[LEVEL] = np.array(levels, dtype=np.int32)[:, None]
+    if TOKENS in wanted:
+        outputs[TOKENS] = np.array(tokens, dtype=np.int32)[:, None]
     if "VERSION" in wanted:
         outputs["VERSION"] = strings([b"%d" % version for version in versions]).reshape(-1, 1)
     return outputs

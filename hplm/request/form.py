@@ -1,6 +1,6 @@
 """The form of a request: lookup writes it once and signs it; upper passes it on, and the engine reads it in place.
 
-    signature 16 | head 80 | domain and tenant, zeros | addresses i64[tokens] | tokens of each text u32
+    signature 16 | head 88 | domain and tenant, zeros | addresses i64[tokens] | tokens of each text u32
     | answer rows of each text u32 | spans i32[rows, 3] | bytes of each passage u32 | segments u8[tokens] | passages | zeros
 
 Upper and the engine trust a signed form, because no client can make one.
@@ -22,7 +22,7 @@ from hplm.arrays import Array
 from hplm.errors import NoTenant
 
 _SIGNATURE_BYTES = 16
-_HEAD = struct.Struct("<QQQIiqqqHBBIIIIHH")
+_HEAD = struct.Struct("<QQQIiqqqHHHBxIIIIHH4x")
 _INT64, _INT32, _UINT8 = map(np.dtype, (np.int64, np.int32, np.uint8))
 HEAD_BYTES = _SIGNATURE_BYTES + _HEAD.size
 SPAN = 12  # bytes of an answer row's span
@@ -44,8 +44,9 @@ class TicketHead(NamedTuple):
     deadline_ns: int = 0  # 0: no deadline
     waited_ns: int = 0  # from its arrival until lookup got it
     top_k: int = 0  # 0: not requested
+    dimensions: int = 0  # of a vector; 0: not requested
+    outputs: int = 0  # that the request wants of its tenant's task, as bits
     rung: int = 0  # of the tenant's that the request asks for, from 1, the dearest; 0: the engine chooses
-    outputs: int = 0  # that the request wants, as bits; 0: all
 
     @property
     def received_ns(self) -> int:
@@ -156,7 +157,7 @@ def _read(form: bytes | bytearray) -> tuple[TicketHead, tuple[int, ...], int]:
     tenant = HEAD_BYTES + fields[-2]
     end = tenant + fields[-1]
     names = form[HEAD_BYTES:tenant].decode(), form[tenant:end].decode()
-    return TicketHead._make((*names, *fields[:11])), fields[11:15], end + -end % 8
+    return TicketHead._make((*names, *fields[:12])), fields[12:16], end + -end % 8
 
 
 def _signature(secret: bytes, signed: bytes | memoryview) -> bytes:

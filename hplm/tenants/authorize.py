@@ -9,7 +9,7 @@ import msgspec
 
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.tenants.keys import allows, by_digest, digest_in, new_key, presented_key
-from hplm.tenants.snapshot import Snapshot, Tenant, listed_rows
+from hplm.tenants.snapshot import Snapshot, Tenant, listed_row, listed_rows
 
 HEADER = "hplm-tenant"  # names the tenant to proxies; Triton adds it to the parameters, in the client's upper and lower case
 UNSEEN = "-"  # what the router writes into that header if it has seen no tenant in a request
@@ -76,7 +76,7 @@ def listed(snapshot: Snapshot, parameters: Mapping[str, object], now: float, is_
     """
     if named(parameters) is not None:
         tenant = admit(snapshot, parameters, now, is_stale)
-        return msgspec.json.encode([{"tenant": tenant.id, "task": tenant.task, "labels": tenant.labels}])
+        return msgspec.json.encode([{**listed_row(tenant), "labels": tenant.labels}])
     header = presented_key(parameters)
     keyed = [tenant for tenant in snapshot.by_digest.get(digest_in(header), []) if allows(tenant.keys_by_digest, header, now)]
     if is_stale and keyed:

@@ -27,6 +27,7 @@ from hplm.errors import MISFITS, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
 from hplm.tasks import check_backbone, find_task
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge, TenantKnowledge
 from hplm.tenants.listing import described
@@ -80,12 +81,13 @@ class _Version(_OfTenant):
     domain: Word
     task: Word
     domain_version: Positive = 1
-    labels: tuple[Word, ...] | None = None  # in the order of the logits; a tenant that generates has none
+    labels: tuple[Word, ...] | None = None  # in the order of the logits; a tenant without a head has none
     tensors: Annotated[str, Meta(max_length=LARGEST * 4 // 3)] = ""
     adapter: _Adapter | None = None
     head_function: Word | None = None
     calibration: dict[str, Any] | None = None
     exits: dict[str, Any] | None = None
+    embedding: dict[str, Any] | None = None
 
 
 class Commands:
@@ -172,12 +174,12 @@ class Commands:
     def _knowledge(self, given: _Version) -> TenantKnowledge:
         check_backbone(given.task, self._config)
         task = find_task(given.task)
-        labels = () if task.generates else (given.labels or ())
-        if not labels and not task.generates:
+        labels = (given.labels or ()) if task.has_head else ()
+        if not labels and task.has_head:
             raise InvalidInput("'labels' is missing: send a list of names, in the order of the logits")
-        tensors = {} if task.generates and given.adapter is None else _tensors(given.tensors)
+        tensors = _tensors(given.tensors) if task.has_head or given.adapter is not None else {}
         head = adapter = exits = None
-        if not task.generates:
+        if task.has_head:
             layout = head_layout(self._config, len(labels), given.head_function)
             head = layout, _layers(tensors, layout, ["head."])[0]
         if (own := given.adapter) is not None:
@@ -189,9 +191,11 @@ class Commands:
             heads = _layers(tensors, layout, [f"exits.{number}." for number in range(layout.layers)])
             exits = ExitKnowledge(found, layout, heads)
         calibration = _stored("calibration", Calibration.read, given.calibration) if given.calibration is not None else None
+        embedding = _stored("embedding", Embedding.read, given.embedding) if given.embedding is not None else None
         return TenantKnowledge(
-            given.domain, given.domain_version, given.task, labels, head, adapter, calibration=calibration, exits=exits
-        )
+            given.domain, given.domain_version, given.task, labels, head, adapter, calibration=calibration, exits=exits,
+            embedding=embedding,
+        )  # fmt: skip
 
 
 def _read(command: str, form: type[Form], given: Any) -> Form:

@@ -1,4 +1,4 @@
-"""The knowledge of a tenant before it is served: domain, task, labels, adapter and head."""
+"""The knowledge of a tenant before it is served: domain, task, labels, adapter, and a head or an embedding."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hplm.calibration import TEMPERATURE, Calibration
 from hplm.errors import InvalidInput
 from hplm.plot.table import Branch
 from hplm.tasks import TASKS, Task
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant
 from hplm.tenants.students import Student, Students
@@ -59,6 +60,7 @@ class TenantKnowledge:
     calibration: Calibration | None = None
     exits: ExitKnowledge | None = None
     students: StudentKnowledge | None = None
+    embedding: Embedding | None = None
 
     def packed(self) -> RecordFile:
         """Returns the version's record file. Its heads have room for more labels, so that several tenants have alike ones."""
@@ -79,6 +81,8 @@ class TenantKnowledge:
         }  # fmt: skip
         if self.students is not None:
             tenant["students"] = self.students.students.described()
+        if self.embedding is not None:
+            tenant["embedding"] = asdict(self.embedding)
         return pack(parts, tenant)
 
     @classmethod
@@ -104,9 +108,10 @@ class TenantKnowledge:
         calibration = None
         if (stored := tenant["calibration"]) is not None and _is_known("a calibration", [stored], packed.name):
             calibration = Calibration.read(stored)
+        embedding = Embedding.read(stored) if (stored := tenant.get("embedding")) is not None else None
         return cls(
             tenant["domain"], tenant["domain_version"], tenant["task"], labels, head, found.get("adapter"), version,
-            calibration, exits, students,
+            calibration, exits, students, embedding,
         )  # fmt: skip
 
     def is_of(self, tenant: Tenant) -> bool:
@@ -114,7 +119,8 @@ class TenantKnowledge:
         packed, files = self.packed(), {record.file for record in tenant.records()}
         if files or packed.records:
             return any(has_content(file, packed.content) for file in files)
-        return (tenant.branch_id, tenant.task, tenant.labels) == ((self.domain, self.domain_version), self.task, self.labels)
+        own = (self.domain, self.domain_version), self.task, self.labels, self.embedding
+        return (tenant.branch_id, tenant.task, tenant.labels, tenant.embedding) == own
 
     def tenant(self, tenant_id: str, uid: int, version: int, records: Mapping[str, Record]) -> Tenant:
         """Returns the tenant as snapshots hold it. `records`: those of its parts."""
@@ -131,6 +137,7 @@ class TenantKnowledge:
             calibration=self.calibration,
             exits=replace(self.exits.exits, record=records["exits"]) if self.exits is not None else None,
             students=self._students(records),
+            embedding=self.embedding,
             stored=self.version if self.version != version else 0,
         )
 
@@ -160,8 +167,10 @@ class TenantKnowledge:
             "".join(self.labels).encode()
         except UnicodeEncodeError as error:  # JSON may have halves of characters
             yield f"has a label with {error.object[error.start]!r}, which is not UTF-8: send UTF-8"
-        if (self.head is None) != task.generates:
+        if (self.head is not None) != task.has_head:
             yield f"has the task {self.task} and {'no' if self.head is None else 'a'} head: export it again"
+        if (self.embedding is not None) != task.is_vector:
+            yield f"has the task {self.task} and {'no' if self.embedding is None else 'an'} embedding: export it again"
         if self.calibration is not None and task.evidence is None:
             yield f"has the task {self.task}, whose answers have no confidence: leave its calibration out"
         if (self.domain, self.domain_version) not in tables:
@@ -198,8 +207,11 @@ class TenantKnowledge:
     def _wrong_widths(self, width: int | None) -> Iterator[str]:
         members = self.students.members if self.students is not None else ()
         layouts = [part[0] for part in (self.head, self.adapter, *chain.from_iterable(members)) if part is not None]
+        known = layouts[0].hidden if width is None and layouts else width
+        own = self.embedding.dimensions if self.embedding is not None else 0
+        if known is not None and own > known:
+            yield f"has vectors of {own} dimensions, but this backbone has {known}: train it for this backbone"
         for layout in layouts:
-            known = layouts[0].hidden if width is None else width
             if layout.hidden != known:
                 yield f"has width {layout.hidden}, but this backbone has {known}: train it for this backbone"
 

@@ -16,8 +16,10 @@ from hplm.location import Location
 from hplm.plot.table import Table
 from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
+from hplm.tasks import EMBEDDING
 from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.keys import Key, expiry, new_key, without
+from hplm.tenants.models import has_output
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry_writer import Registry
 from hplm.tenants.snapshot import Snapshot, Tenant
@@ -124,11 +126,17 @@ class Manager:
     def put(self, change: Change, tenant_id: str, knowledge: TenantKnowledge) -> TenantChange:
         """Writes a tenant's first or next version, within a change."""
         knowledge.check(tenant_id, change.branches, self._width)
-        before = change.tenants.get(tenant_id)
-        if before is not None and (knowledge.task, knowledge.labels) != (before.task, before.labels):
+        if knowledge.embedding is not None and not has_output(self.folder.parent, EMBEDDING):
             raise InvalidInput(
-                f"tenant {tenant_id!r} has the task {before.task} with {len(before.labels)} labels. An update cannot change "
-                "them, because its clients rely on them: add a tenant with another name"
+                f"tenant {tenant_id!r} answers with {EMBEDDING}, and {self.folder.parent} was exported by an earlier release, "
+                "without that output: write its configurations again by `hplm export --settings-only`, and restart its servers"
+            )
+        before = change.tenants.get(tenant_id)
+        if before is not None and _relied_on(knowledge) != _relied_on(before):
+            raise InvalidInput(
+                f"tenant {tenant_id!r} has the task {before.task} with {before.outputs} "
+                f"{'labels' if before.embedding is None else 'dimensions'}. An update cannot change them, because its clients "
+                "rely on them: add a tenant with another name"
             )
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
@@ -289,6 +297,10 @@ def exported_folder(repository: Path, backbone: str | None = None) -> Path:
         which = ", ".join(folder.parent.name for folder in found)
         raise InvalidInput(f"{repository} contains {len(found)} backbones ({which}): name one of them with --backbone")
     return found[0]
+
+
+def _relied_on(tenant: TenantKnowledge | Tenant) -> tuple[object, ...]:
+    return tenant.task, tenant.labels, tenant.embedding and tenant.embedding.dimensions
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

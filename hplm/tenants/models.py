@@ -18,6 +18,12 @@ def upper_config(repository: Path, backbone: str) -> Path:
     return repository / upper_of(backbone) / "config.pbtxt"
 
 
+def has_output(model: Path, name: str) -> bool:
+    """Whether a model has an output, by its `config.pbtxt`: an earlier release may have exported it."""
+    config = model / "config.pbtxt"
+    return not config.is_file() or f'"{name}"' in config.read_text("utf-8")
+
+
 def backbone_of(parameters: Mapping[str, str]) -> str:
     """Returns the backbone that an upper model with these parameters computes."""
     several = parameters.get("backbones")

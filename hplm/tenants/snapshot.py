@@ -23,6 +23,7 @@ from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, ObjectStore
 from hplm.tasks import TASKS, Task
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key, by_digest
 from hplm.tenants.students import Student, Students
@@ -41,14 +42,14 @@ SETTINGS = ("keys", *LIMITS, "homes")  # of a tenant, the same for all its versi
 class TenantWeights:
     """The places of all weights of a tenant, or of one of its students, that the upper half needs. A snapshot has each once."""
 
-    head: Record
+    head: Record | None
     adapter: Record | None
     exits: Record | None
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """One hPLM: a domain, an adapter and a head. A tenant that generates text has no head."""
+    """One hPLM: a domain, an adapter and a head. A tenant that generates text or makes vectors has no head."""
 
     id: str
     uid: int
@@ -70,6 +71,7 @@ class Tenant:
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
     exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     students: Students | None = None  # that answer in place of the full stack
+    embedding: Embedding | None = None  # how it makes vectors, if that is its task
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @cached_property
@@ -81,7 +83,7 @@ class Tenant:
 
     @cached_property
     def weights(self) -> TenantWeights:
-        if self.head is None:
+        if self.task_object.generates:
             raise InvalidInput(f"tenant {self.id!r} generates text and has no head: ask its backbone to generate")
         return TenantWeights(self.head, self.adapter, self.exits.record if self.exits is not None else None)
 
@@ -90,6 +92,11 @@ class Tenant:
         """The weights of each of its students."""
         members = self.students.members if self.students is not None else ()
         return tuple(TenantWeights(member.head, member.adapter, None) for member in members)
+
+    @property
+    def outputs(self) -> int:
+        """The numbers in a row of its answer."""
+        return self.embedding.dimensions if self.embedding is not None else len(self.labels)
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
@@ -314,6 +321,10 @@ def checked(tenant: Tenant) -> Tenant:
         tenant.exits.check()
         if tenant.exits.record is None or tenant.task_object.same is None:
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
+    if tenant.embedding is not None:
+        tenant.embedding.check()
+    if tenant.task in TASKS and (tenant.embedding is not None) != tenant.task_object.is_vector:
+        raise TypeError(f"tenant {tenant.id!r} has the embedding of another tenant")
     if tenant.students is not None:
         tenant.students.check()
         is_able = tenant.exits is None and tenant.task_object.takes_students
@@ -333,4 +344,11 @@ def _warn_of_kind(tenant_id: str, what: str, kind: str) -> None:
 
 def listed_rows(tenants: Iterable[Tenant]) -> bytes:
     """Returns the rows of a list of tenants, in JSON, without the list's brackets."""
-    return b",".join(msgspec.json.encode({"tenant": tenant.id, "task": tenant.task}) for tenant in tenants)
+    return b",".join(msgspec.json.encode(listed_row(tenant)) for tenant in tenants)
+
+
+def listed_row(tenant: Tenant) -> dict[str, Any]:
+    row: dict[str, Any] = {"tenant": tenant.id, "task": tenant.task}
+    if tenant.embedding is not None:
+        row |= {"dimensions": tenant.embedding.dimensions, "prefixes": [*tenant.embedding.prefixes]}
+    return row

@@ -160,7 +160,7 @@ def compare(world, dtype, answers):
         expected = world.expected(asked, dtype == "int8")
         if asked.tenant.task in ("span", "regress") and dtype != "fp32":
             continue
-        kind = asked.tenant.id if dtype == "fp32" else f"{len(asked.tenant.labels)} labels"
+        kind = f"{len(asked.tenant.labels)} labels" if asked.tenant.labels and dtype != "fp32" else asked.tenant.id
         comparison.add(kind, found.logits, expected.logits)
         if dtype == "int8":
             nearer.append(
@@ -210,6 +210,39 @@ def test_the_best_labels_have_the_confidence_of_the_first(asker):
     alone, both = (asker.wait(asker.ask("pair", ["a b", "c d e"], top_k=top_k, confidence=True)) for top_k in (0, 2))
     assert [len(answer.labels) for answer in both] == [2, 2]
     assert [one.confidence for one in both] == pytest.approx([one.confidence for one in alone])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectors_are_cut_and_have_prefixes_beside_others(worlds, dtype):
+    world, comparison = worlds["3 fp16"], Comparison()
+    reference, asker, rng, sent = world.references[dtype == "int8"], Asker(world.folder, dtype=dtype), random.Random(3), []
+    for _ in range(12):
+        asked = rng.choice([{"prefix": "query"}, {"prefix": "passage"}, {}]), rng.choice([{"dimensions": 7}, {}])
+        for name, more in zip(("near", "short"), asked, strict=True):
+            texts = [random_text(rng, longest) for longest in (2, 40)]
+            sent.append((name, texts, more, asker.ask(name, texts, **more)))
+        asker.ask("acme", [random_text(rng)])
+    for name, texts, more, number in sent:
+        for text, found in zip(texts, asker.wait(number), strict=True):
+            comparison.add(f"{name} {more}", found.logits, reference.forward(text, name, **more).numpy())
+    asker.close()
+    comparison.assert_equal(dtype)
+
+
+def test_what_a_tenant_cannot_embed_is_refused_by_name(asker):
+    for tenant, more, named in (
+        ("near", {"prefix": "title"}, ["'query'", "'passage'"]),
+        ("first", {"prefix": "query"}, ["'query'"]),
+        ("near", {"dimensions": 7}, [32, 7]),
+        ("short", {"dimensions": 25}, [24, 25]),
+        ("acme", {"dimensions": 7}, ["embed", "'acme'", "'classify'"]),
+        ("acme", {"prefix": "query"}, ["embed", "'acme'", "'classify'"]),
+        ("near", {"top_k": 2}, ["classify", "'near'", "'embed'"]),
+        ("near", {"pairs": ["b"]}, ["TEXT_PAIR"]),
+    ):
+        with pytest.raises(InvalidInput, match=mentioning(*named)):
+            asker.ask(tenant, ["a"], **more)
+    asker.answers.clear()  # none was taken
 
 
 def test_a_passage_that_cannot_be_read_is_refused_or_cut(worlds, asker):

@@ -15,7 +15,7 @@ from builder.evaluation.evaluation import evaluate_served, evaluate_tenant
 from hplm_client import HplmClient
 from testing.toy import WORDS, random_text
 from tests.builder.training.small_tenants import write
-from tests.server.stock import LIBRARIES, body_of, posted
+from tests.server.stock import LIBRARIES, body_of, posted, refused
 from tests.support.answers import Comparison
 from tests.tasks import TENANTS, expected_confidence, expected_logits, question, same_labels
 
@@ -24,7 +24,8 @@ BACKBONES = {  # of each server, with their precision
     "precisions": {"bf16": "bf16", "int8": "int8"},
     "group": {"toy": "fp32", "deep": "fp32"},  # two engines, of two stages each
 }
-OUTPUTS = ("LABEL", "SPAN", "LOGITS", "CONFIDENCE")
+OUTPUTS = ("LABEL", "SPAN", "LOGITS", "CONFIDENCE", "TOKENS")
+EMBEDDED = ("LABEL", "EMBEDDING", "TOKENS")
 pytestmark = pytest.mark.slow
 on_toy = pytest.mark.server("toy")
 
@@ -40,14 +41,26 @@ class Ways:
             for backbone in server.built.stores
         }
 
-    def ask(self, way, protocol, backbone, tenant, texts, pairs):
+    def ask(self, way, protocol, backbone, tenant, task, texts, pairs):
+        if task == "embed":
+            return [("", [], [vector], None) for vector in self.vectors(way, protocol, backbone, tenant, texts)]
         if way == "client":
             answers = self.clients[protocol, backbone].infer_batch(texts, tenant=tenant, pairs=pairs, logits=True)
             return [([row.label for row in one.rows], [row.span for row in one.rows], [row.logits for row in one.rows], None)
                     for one in answers]  # fmt: skip
         answer = self.stocks[protocol].ask(texts, tenant, pairs, OUTPUTS, "hplm" if way == "alias" else backbone)
+        assert (answer["TOKENS"] > 2).all()
         return [([label.decode() for label in answer["LABEL"][i]], [tuple(span) for span in answer["SPAN"][i].tolist()],
                  answer["LOGITS"][i], answer["CONFIDENCE"][i, 0]) for i in range(len(texts))]  # fmt: skip
+
+    def vectors(self, way, protocol, backbone, tenant, texts):
+        if way == "client":
+            answers = self.clients[protocol, backbone].infer_batch(texts, tenant=tenant, embedding=True, tokens=True)
+            assert all(one.rows == () and one.tokens > 2 for one in answers)
+            return [one.embedding for one in answers]
+        answer = self.stocks[protocol].ask(texts, tenant, None, EMBEDDED, "hplm" if way == "alias" else backbone)
+        assert (answer["TOKENS"] > 2).all() and answer["LABEL"] is None
+        return answer["EMBEDDING"]
 
 
 @pytest.mark.parametrize("served", [pytest.param(name, marks=pytest.mark.server(name)) for name in BACKBONES])
@@ -64,7 +77,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
             few = [question(rng, tenant.task) if backbone == "tasks" else (random_text(rng), None) for _ in range(5)]
             texts, pairs = [text for text, _ in few], [pair for _, pair in few]
             ways = ["model"] + ["alias"] * (twice.count(tenant.id) == 1)
-            ways += ["client"] * (tenant.task in ("classify", "tag", "regress"))
+            ways += ["client"] * (tenant.task in ("classify", "tag", "regress", "embed"))
             for way in ways:
                 for protocol in LIBRARIES:
                     for part in (slice(1), slice(1, 5)):
@@ -73,7 +86,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
     rng.shuffle(asked)
     with ExitStack() as clients, ThreadPoolExecutor(8) as pool:
         ways = Ways(server, clients)
-        answers = list(pool.map(lambda one: ways.ask(*one[:3], one[3].id, *one[4:]), asked))
+        answers = list(pool.map(lambda one: ways.ask(*one[:3], one[3].id, one[3].task, *one[4:]), asked))
     references = {name: server.reference(name, dtype == "int8") for name, dtype in BACKBONES[served].items()}
     comparisons = {name: Comparison() for name in known}
     for (way, protocol, backbone, tenant, texts, pairs), answer in zip(asked, answers, strict=True):
@@ -84,7 +97,7 @@ def test_every_way_answers_as_the_reference_does(server, served):
             found = np.asarray(logits, np.float32)
             comparisons[backbone].add(f"{tenant.id} by {way} over {protocol}", found[: len(expected)], expected)
             assert not found[len(expected) :].any()
-            if BACKBONES[served][backbone] == "fp32":
+            if BACKBONES[served][backbone] == "fp32" and tenant.task != "embed":
                 reading = reference.answer(*given)
                 rows = len(reading.labels)
                 assert same_labels(tenant.task, labels[:rows], reading.labels), (way, protocol, given)
@@ -117,12 +130,30 @@ def test_outputs_have_their_documented_names_types_and_shapes(server, protocol):
 
 
 @on_toy
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_a_vector_is_as_its_request_asks(server, protocol):
+    stock, reference, text = server.stock(protocol), server.reference("tasks"), f"{WORDS[0]} {WORDS[1]}"
+    for tenant, asked in (("near", {"hplm_prefix": "query"}), ("short", {"dimensions": 5}), ("first", {})):
+        given = {name.removeprefix("hplm_"): value for name, value in asked.items()}
+        found = stock.ask([text], tenant, outputs=("EMBEDDING", "TOKENS", "VERSION", "SCORE"), model="tasks", **asked)
+        expected = reference.forward(text, tenant, **given).numpy()
+        assert found["EMBEDDING"].dtype == np.float32 and found["EMBEDDING"] == pytest.approx(expected, abs=1e-3)
+        assert found["TOKENS"].tolist() == [[4 + 2 * (tenant == "near")]] and found["SCORE"] is None
+    for tenant, made, named in (
+        ("near", "SCORE,VERSION", ("EMBEDDING", "SCORE")),
+        ("mark", "EMBEDDING", ("LABEL", "EMBEDDING")),
+    ):
+        with refused("invalid_input", *named):
+            stock.ask([text], tenant, made=made, model="tasks")
+
+
+@on_toy
 def test_an_answer_in_json_is_json(server):
     """RFC 8259 has no NaN and no infinity. Here two texts have fewer rows than the longest, and a word has no token."""
     texts = [f"{WORDS[0]} {WORDS[1]} {WORDS[2]}", WORDS[3], f"{WORDS[4]} \u200b"]
     _, said = posted(server, ("toy", "infer"), body_of(texts, parameters={"tenant": "beta"}))
     answer = json.loads(said, parse_constant=lambda number: pytest.fail(f"{number} is no JSON"))
-    listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION"}
+    listed = {"LABEL", "SCORE", "LOGITS", "SPAN", "CONFIDENCE", "LEVEL", "VERSION", "TOKENS"}
     assert {output["name"] for output in answer["outputs"]} == listed
 
 
@@ -144,7 +175,7 @@ def labelled(reference, tenant, text, pair):
 @on_toy
 def test_served_scores_equal_those_computed_here(server, tmp_path):
     reference, rng = server.reference("tasks"), random.Random(10)  # with 9, one label is decided by 0.0002
-    for tenant in TENANTS:
+    for tenant in [tenant for tenant in TENANTS if tenant.task != "embed"]:
         lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
         path = write(tmp_path / f"{tenant.id}.jsonl", lines)
         evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"))

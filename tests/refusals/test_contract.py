@@ -23,7 +23,10 @@ SETTINGS = {row.name: replace(row, or_text=True) for row in table("generation.md
 OPENAI = table("openai.md", "field")
 TENANT, OTHER = (
     ("name of a tenant",),
-    ("messages", "stream options", "structure", "response format", "name of a policy", "names of outputs"),
+    (
+        *("messages", "stream options", "structure", "response format", "name of a policy", "names of outputs"),
+        *("number of dimensions", "name of a prefix"),
+    ),
 )  # tested by example
 TABLES = {  # by way: its table, and what of it
     "encoder": table("api.md", "parameter"),

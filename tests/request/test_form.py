@@ -27,9 +27,22 @@ from hplm.request.form import HEAD_BYTES, Form, TicketHead, check, read_head, wr
 from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each
 
 HEAD = TicketHead(
-    "law", "acme-ä", 2**63, 3, 9, 2, priority=-1, arrival_ns=5, deadline_ns=7, waited_ns=2, top_k=4, rung=1, outputs=66
+    "law",
+    "acme-ä",
+    2**63,
+    3,
+    9,
+    2,
+    priority=-1,
+    arrival_ns=5,
+    deadline_ns=7,
+    waited_ns=2,
+    top_k=4,
+    dimensions=9,
+    outputs=266,
+    rung=1,
 )
-SIZES = 76  # where the head says how many tokens, texts, rows and passages there are
+SIZES = 80  # where the head says how many tokens, texts, rows and passages there are
 
 
 def columns(lengths, counts):

@@ -68,6 +68,8 @@ def test_an_encoder_lists_the_tenants_that_a_key_opens_and_the_labels_of_one(ser
     assert {own.id, "beta"} <= names and other.id not in names and own.id not in {one["tenant"] for one in found()}
     (one,) = found(headers={**own.headers, "hplm-tenant": own.id})
     assert one == {"tenant": own.id, "task": "classify", "labels": ["x", "y"]}
+    vectors = {"tenant": "near", "task": "embed", "dimensions": 32, "prefixes": ["query", "passage"]}
+    assert vectors in found(model="tasks") and found(model="tasks", tenant="near") == [{**vectors, "labels": []}]
     with refused("no_tenant"):
         found(tenant=own.id)
     with refused("invalid_input", "hplm_tenants", 2):

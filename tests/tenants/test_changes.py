@@ -19,6 +19,7 @@ from hplm.registry.folder import LOCK, Folder
 from hplm.registry.pointer import CopiedRegistry
 from hplm.registry.store import Away, Busy, Conflict, Denied
 from hplm.tenants.backup import back_up, restore
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import Manager
 from hplm.tenants.registry_writer import PATIENCE
@@ -54,6 +55,9 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
         ({"task": "tag", "head": None}, ["tag"]),
         ({"task": "generate", "labels": ()}, ["generate"]),
         ({"task": "generate", "labels": ("a",), "head": None}, ["generate"]),
+        ({"task": "embed", "labels": (), "head": None}, ["embed"]),
+        ({"embedding": Embedding(8)}, ["classify"]),
+        ({"task": "embed", "labels": (), "head": None, "embedding": Embedding(33)}, [33, 32]),
     ],
     ids=str,
 )
@@ -61,6 +65,21 @@ def test_a_version_whose_parts_do_not_belong_together_is_refused(place, live, ch
     with refusing(InvalidInput, "'new-a'", *named):
         live.add("new-a", replace(knowledge(place[0], "new-a"), **changed))
     assert not live.current().generation, f"{changed} was served"
+
+
+def test_vectors_are_refused_beside_an_export_without_that_output(place, live):
+    own = replace(knowledge(place[0], "new-a"), task="embed", labels=(), head=None, embedding=Embedding(16))
+    config = live.folder.parent / "config.pbtxt"
+    written = config.read_text("utf-8")
+    config.write_text(written.replace("EMBEDDING", "OTHER"), "utf-8")
+    with refusing(InvalidInput, "'new-a'", "EMBEDDING", "--settings-only"):
+        live.add("new-a", own)
+    config.write_text(written, "utf-8")
+    live.add("new-a", own)
+    with refusing(InvalidInput, "'new-a'", "embed", 16):
+        live.update("new-a", replace(own, embedding=Embedding(8)))
+    live.update("new-a", replace(own, embedding=Embedding(16, normalised=False)))
+    assert live.current().find("new-a").embedding == Embedding(16, normalised=False)
 
 
 def test_the_same_content_is_published_once(place, live):

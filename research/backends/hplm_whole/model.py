@@ -12,8 +12,8 @@ import torch
 from backends import replies
 from backends.replies import InferenceRequest
 from hplm.engine.engine import resolve_device, resolve_dtype
-from hplm.request.answers import outputs_of
-from hplm.tasks import TextAnswer
+from hplm.request.answers import TOKENS, outputs_of
+from hplm.tasks import EMBEDDING, TextAnswer
 from research.baselines.models import WholeModels, Worker
 
 
@@ -41,7 +41,8 @@ class TritonPythonModel(replies.BackendModel):
         inputs = replies.inputs_of(request)
         texts, pairs = replies.texts(inputs, "TEXT"), replies.optional_texts(inputs, "TEXT_PAIR")
         question = self._models.question(given, texts, pairs, request.timeout() / 1e6)
-        respond = partial(_respond, sender, set(request.requested_output_names()), question.tenant.version)
+        wanted = set(request.requested_output_names()) - {EMBEDDING, TOKENS}
+        respond = partial(_respond, sender, wanted, question.tenant.version)
         self._worker.submit(question, respond)
 
 

@@ -1,0 +1,57 @@
+"""How a tenant of the task `embed` makes a vector of a text's states. It has no head, and this in its record instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from hplm.arrays import Array
+from hplm.errors import InvalidInput
+
+MEAN, FIRST = "mean", "first"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    dimensions: Annotated[int, Meta(ge=1)]  # of its vectors: the first ones of the states
+    pooling: Literal["mean", "first"] = MEAN  # of the states of all tokens, or that of the first
+    normalised: bool = True  # each vector has the length 1
+    shortens: bool = False  # it was trained so that requests may ask for fewer dimensions
+    prefixes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)  # put before a text, by name
+    prefix: str = ""  # the name of the one for requests that name none; "": no prefix
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Embedding:
+        """Reads its fields. Raises TypeError or ValueError if something is missing or wrong."""
+        found = msgspec.convert(stored, cls)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raises TypeError if its parts do not belong together."""
+        if self.prefix and self.prefix not in self.prefixes:
+            raise TypeError(f"an embedding has no prefix {self.prefix!r}, which is its default")
+
+    def prefixed(self, texts: Sequence[str], name: str | None = None) -> Sequence[str]:
+        """Returns texts behind the prefix with this name; None: behind the default, if there is one."""
+        if name is not None and name not in self.prefixes:
+            known = f"choose {', '.join(map(repr, self.prefixes))}, or" if self.prefixes else "it has none:"
+            raise InvalidInput(f"the tenant has no prefix {name!r}: {known} leave out hplm_prefix")
+        chosen = self.prefixes.get(self.prefix if name is None else name, "")
+        return [chosen + text for text in texts] if chosen else texts
+
+    def check_asked(self, dimensions: int) -> None:
+        """Refuses a number of dimensions that a request may not ask for. 0: it asks for none."""
+        if dimensions not in (0, self.dimensions) and not (self.shortens and dimensions < self.dimensions):
+            able = f"send 1 to {self.dimensions}" if self.shortens else "it was not trained for others: leave out dimensions"
+            raise InvalidInput(f"the tenant's vectors have {self.dimensions} dimensions, not {dimensions}: {able}")
+
+
+def normalised(vectors: Array) -> Array:
+    """Returns vectors, one a row, of the length 1."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
