@@ -169,8 +169,12 @@ def write_tenants(folder: Path, branches: Sequence[Branch], tenants: Sequence[Te
 
 
 def export_digest(folder: Path, branches: Sequence[Branch], tenants: Sequence[Tenant]) -> str:
-    """Returns a digest of the export's content, by which a registry recognises its export."""
+    """Returns a digest of the export's content, by which a registry recognises its export.
+
+    Of an export without vectors, it is that of release 0.1.0.
+    """
     content = hashlib.sha256(repr((list(branches), list(tenants))).encode())
+    content.update("".join(repr(tenant.embedding) for tenant in tenants if tenant.embedding is not None).encode())
     content.update((folder / Backbone.UPPER).read_bytes())
     for branch in branches:
         for name in ("meta.json", "checksums"):

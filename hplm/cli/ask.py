@@ -94,8 +94,8 @@ def infer(
         "version": answer.version,
         "confidence": answer.confidence,
         "level": answer.level,
-        "embedding": answer.embedding,
         "late": answer.late,
+        **({"embedding": answer.embedding} if embedding else {}),
     }
 
 

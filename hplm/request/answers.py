@@ -73,9 +73,8 @@ def outputs_of(texts: Sequence[TextAnswer] | LabelEach, wanted: Collection[str],
     alike = texts if isinstance(texts, LabelEach) else LabelEach.of(texts)
     if alike is not None:
         rows, own = 1, alike.own
-        labels, confidences, levels, tokens = (
-            part[own] for part in (alike.labels, alike.confidences, alike.levels, alike.tokens)
-        )
+        labels, tokens = alike.labels[own], alike.tokens[own]
+        confidences, levels = alike.confidences[own], alike.levels[own]
         outputs = {name: getattr(alike, field)[own, None] for name, field in _FIELDS.items() if name in wanted}
         if EMBEDDING in wanted:
             outputs[EMBEDDING] = alike.logits[own]

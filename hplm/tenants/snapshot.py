@@ -71,7 +71,7 @@ class Tenant:
     calibration: Calibration | None = None  # of this version's logits; None: its answers have no confidence
     exits: Exits | None = None  # where texts leave whose answers are sure; None: all pass all layers
     students: Students | None = None  # that answer in place of the full stack
-    embedding: Embedding | None = None  # how it makes vectors, if that is its task
+    embedding: Embedding | None = field(default=None, repr=False)  # how it makes vectors, if that is its task
     stored: int = 0  # its version in the store, if that was published before and so has another number here
 
     @cached_property

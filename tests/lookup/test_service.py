@@ -52,7 +52,9 @@ class Asked(LookupRequest):
         times = {"arrival_ns": now - waited_ms * MS, "deadline_ns": allowed_ms and now + allowed_ms * MS}
         self.until_ns = allowed_ms and now + (allowed_ms - waited_ms) * MS // 2  # when half of its time is over
         rates = {"rate": 0, "burst": 0, "texts_rate": 0, "tokens_rate": 0.01 if name == "poor" else 0, "homes": 1}
-        tenant = SimpleNamespace(id=name, uid=hash(name), version=1, domain="law", task_object=find_task("classify"), **rates)
+        tenant = SimpleNamespace(
+            id=name, uid=hash(name), version=1, domain="law", task_object=find_task("classify"), embedding=None, **rates
+        )
         self.answers, self.is_deferred = [], False
         texts = ["a" * min(text, characters - start) for start in range(0, characters, text)]
         super().__init__(VIEW, tenant, texts, None, False, None, self._defer, head_of(VIEW, tenant)._replace(**times))
