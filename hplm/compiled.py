@@ -17,7 +17,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 LIBRARY = Path(__file__).with_name("model") / ("_kernel" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
-VERSION = 6  # of its functions, as in hplm/model/kernel.c
+VERSION = 7  # of its functions, as in hplm/model/kernel.c
 
 HOW = ("parallel", c_void_p), ("threads", c_int64), ("instructions", c_int64)  # what most structures begin with
 

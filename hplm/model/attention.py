@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ CPU = torch.device("cpu")
 CUDA_HEADS = range(8, 257, 8)  # sizes of heads that torch's kernel for CUDA takes
 CUDA_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_LONGEST = 128  # tokens of the longest text, as the kernel is told where there are to be few shapes
+NEAR_ROWS = 256  # of a near layer's queries that torch computes together, which see few keys
 # As in kernel.c:
 LANES = 16  # numbers of a head are a multiple of it
-MOST_KEYS = 1 << 15  # numbers of a head in all tokens of a text, which lie on a thread's stack
+PIECE = 128  # of a near layer's queries that are computed together
+MOST_KEYS = 1 << 15  # numbers of a head in all tokens that are seen together, which lie on a thread's stack
 TYPES = (torch.float32, torch.bfloat16)  # that the compiled kernel takes
 WORTH = 1 << 17  # multiplications that are worth another thread
 
@@ -31,7 +33,8 @@ WORTH = 1 << 17  # multiplications that are worth another thread
 class _Attention(ctypes.Structure):
     _fields_ = (
         *HOW, *pointer_fields("query", "key", "value"), ("starts", ctypes.c_char_p), ("reads", ctypes.c_char_p),
-        *pointer_fields("out"), *number_fields("query_stride", "key_stride", "value_stride", "texts", "heads", "head"),
+        *pointer_fields("out"), *number_fields("query_stride", "key_stride", "value_stride"),
+        *number_fields("texts", "heads", "head", "group", "near"),
     )  # fmt: skip
 
 
@@ -79,29 +82,39 @@ class PackedAttention:
     def runs(self) -> list[tuple[int, int]]:
         return runs_of(self._lengths.tolist())
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reads: Array | None = None) -> Tensor:
-        """`reads`: how many first tokens of each text are read. The rows of others, and of further texts, may be anything."""
-        if (compiled := self.kernel_for(query)) is not None:
-            return self._attend(compiled, query, key, value, reads)
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, reads: Array | None = None, near: int | None = None
+    ) -> Tensor:
+        """`reads`: how many first tokens of each text are read. The rows of others, and of further texts, may be anything.
+
+        `near`: how many tokens to each side a token sees; None: its whole text.
+        """
+        if near is not None and near + 1 >= self.longest:
+            near = None
+        if (compiled := self.kernel_for(query, near)) is not None:
+            return self._attend(compiled, query, key, value, reads, near)
         if len(self.runs) == 1 and not self.few_shapes:
             ((_, count),) = self.runs
-            return rows_attend(query, key, value, count, self.heads)
+            return rows_attend(query, key, value, count, self.heads, near)
         if self._ends is not None and query.dtype in CUDA_DTYPES and query.shape[1] // self.heads in CUDA_HEADS:
-            return self._any_length(query, key, value, self._ends)
+            return self._any_length(query, key, value, self._ends, near)
         # Splitting and joining costs one copy in the backward pass. Slicing would cost a whole copy for every run.
         sizes = [length * count for length, count in self.runs]
         queries, keys, values = (x.split_with_sizes(sizes) for x in (query, key, value))
         parts = zip(queries, keys, values, self.runs, strict=True)
-        return torch.cat([rows_attend(q, k, v, count, self.heads) for q, k, v, (_, count) in parts])
+        return torch.cat([rows_attend(q, k, v, count, self.heads, near) for q, k, v, (_, count) in parts])
 
-    def kernel_for(self, query: Tensor) -> Kernel | None:
+    def kernel_for(self, query: Tensor, near: int | None = None) -> Kernel | None:
         """Returns the compiled kernel if it attends with such queries to texts of these lengths."""
         head, on_cpu = query.shape[1] // self.heads, query.device.type == "cpu"
         if not self._compiled or not on_cpu or query.dtype not in TYPES or torch.is_grad_enabled():  # it has no backward pass
             return None
-        return vectors() if head % LANES == 0 and head * self.longest <= MOST_KEYS else None
+        seen = self.longest if near is None else min(self.longest, PIECE + 2 * near)
+        return vectors() if head % LANES == 0 and head * seen <= MOST_KEYS else None
 
-    def _attend(self, compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, reads: Array | None) -> Tensor:
+    def _attend(
+        self, compiled: Kernel, query: Tensor, key: Tensor, value: Tensor, reads: Array | None, near: int | None
+    ) -> Tensor:
         """Computes in 32 bits, and returns the type that it was given."""
         assert query.shape[0] == self._tokens
         first, scores, lengths = None, self._scores, self._lengths  # of one head, of all texts
@@ -115,15 +128,20 @@ class PackedAttention:
             *compiled.how(torch.get_num_threads() if scores * width >= WORTH else 1),
             query.data_ptr(), key.data_ptr(), value.data_ptr(), self._starts, first, out.data_ptr(),
             query.stride(0), key.stride(0), value.stride(0), len(lengths), self.heads, width // self.heads,
+            width // key.shape[1], self.longest if near is None else near,
         )  # fmt: skip
         compiled.library.hplm_attend(ctypes.byref(attention))
         return out.to(dtype)
 
-    def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+    def _any_length(self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, near: int | None) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # initialises CUDA's kernels
 
-        query, key, value = (x.view(len(x), self.heads, -1) for x in (query, key, value))
-        attended = varlen_attn(query, key, value, ends, ends, self.longest, self.longest)
+        options: dict[str, Any] = {} if near is None else {"window_size": (near, near)}
+        if key.shape[1] < query.shape[1]:
+            options["enable_gqa"] = True
+        head = query.shape[1] // self.heads
+        query, key, value = (x.view(len(x), -1, head) for x in (query, key, value))
+        attended = varlen_attn(query, key, value, ends, ends, self.longest, self.longest, **options)
         return cast(Tensor, attended).flatten(1)  # it returns a pair only with `return_aux`
 
 
@@ -172,13 +190,24 @@ class SinkAttention:
         return torch.cat(parts)
 
 
-def rows_attend(query: Tensor, key: Tensor, value: Tensor, count: int, heads: int) -> Tensor:
+def rows_attend(query: Tensor, key: Tensor, value: Tensor, count: int, heads: int, near: int | None = None) -> Tensor:
     """Computes attention inside each of `count` sequences of equal length. `heads` are those of queries.
 
-    Keys and values may belong to other sequences, of another length.
+    Keys and values may belong to other sequences, of another length, unless only `near` ones are seen.
     """
     head = query.shape[1] // heads
-    return end_to_end(attend(*(heads_of(x, count, head) for x in (query, key, value))))
+    query, key, value = (heads_of(x, count, head) for x in (query, key, value))
+    length = key.shape[2]
+    if near is None or near + 1 >= length:
+        return end_to_end(attend(query, key, value))
+    parts: list[Tensor] = []
+    for start in range(0, length, NEAR_ROWS):  # a mask for all tokens of a long text would not fit into memory
+        stop = min(start + NEAR_ROWS, length)
+        first, last = max(0, start - near), min(length, stop + near)
+        rows, keys = torch.arange(start, stop, device=query.device), torch.arange(first, last, device=query.device)
+        sees = (rows[:, None] - keys).abs() <= near
+        parts.append(attend(query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last], sees))
+    return end_to_end(torch.cat(parts, 2))
 
 
 def runs_of(lengths: Sequence[int]) -> list[tuple[int, int]]:

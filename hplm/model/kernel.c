@@ -14,7 +14,7 @@
 #define BF16
 #endif
 
-API int64_t hplm_version(void) { return 6; } /* of all functions, as in hplm/compiled.py */
+API int64_t hplm_version(void) { return 7; } /* of all functions, as in hplm/compiled.py */
 
 /* Returns the best set of instructions: 0 none, 1 AVX2 with FMA and F16C, 2 AVX-512 with BW, DQ and VL. */
 API int64_t hplm_instructions(void) {
@@ -74,6 +74,7 @@ INLINE void round_row(const float *restrict x, int64_t inputs, uint8_t *restrict
 #define LANES 16 /* keys are computed in groups of so many */
 #define HEADS 4  /* that a thread takes at once */
 #define MOST_ROWS 8 /* of a text that are computed together */
+#define PIECE 128   /* rows of a text of which no token sees all others, for which keys are transposed together */
 #define ALIGNED __attribute__((aligned(64)))
 
 /* Tokens x (heads * head). */
@@ -84,6 +85,8 @@ typedef struct {
     const int64_t *reads;  /* how many first tokens of each text attend; NULL: all */
     float *out;            /* like `query`, without gaps */
     int64_t query_stride, key_stride, value_stride, texts, heads, head;
+    int64_t group; /* heads of queries that share one of keys and values */
+    int64_t near;  /* tokens to each side that a token sees */
 } Attention;
 
 /* Writes `tokens` x head as head x lanes, times a scale. Behind the tokens are zeros. */
@@ -268,10 +271,11 @@ static void AT(multiply)(Product p, int64_t rows, int64_t outputs) {
 #undef SIZES
 
 #if WIDTH < 32
-/* Turns the first `count` scores of a row into weights, and the others into zeros. Scores are multiples of ln 2. */
-TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lanes) {
+/* Turns scores of a row, from `first` to before `end`, into weights, and the others into zeros. Scores are multiples of ln 2. */
+TARGET INLINE void AT(soften)(float *restrict scores, int64_t first, int64_t end, int64_t lanes) {
     VECTOR tops = OP(set1)(-INFINITY), sums = OP(setzero)();
-    for (int64_t t = count; t < lanes; t++) scores[t] = -INFINITY;
+    for (int64_t t = 0; t < first; t++) scores[t] = -INFINITY;
+    for (int64_t t = end; t < lanes; t++) scores[t] = -INFINITY;
     for (int64_t t = 0; t < lanes; t += WIDTH) tops = OP(max)(OP(loadu)(scores + t), tops); /* a NaN is passed over */
     tops = OP(set1)(AT(highest)(tops));
     for (int64_t t = 0; t < lanes; t += WIDTH)
@@ -282,22 +286,31 @@ TARGET INLINE void AT(soften)(float *restrict scores, int64_t count, int64_t lan
     for (int64_t t = 0; t < lanes; t += WIDTH) OP(storeu)(scores + t, OP(mul)(OP(loadu)(scores + t), by));
 }
 
-/* One head of the first tokens of a text, a block of rows after the other. */
-TARGET static void AT(attend_text)(const Attention *a, int64_t start, int64_t length, int64_t reads, int64_t head) {
-    int64_t lanes = (length + LANES - 1) / LANES * LANES, width = a->heads * a->head, at = head * a->head;
-    int64_t stride = lanes | LANES; /* odd in cache lines, so that rows do not compete for places in the cache */
+/* One head of the tokens of a text from `row` to before `end`, a block of rows after the other. Only near keys are seen. */
+TARGET static void AT(attend_rows)(const Attention *a, int64_t start, int64_t length, int64_t row, int64_t end, int64_t head) {
+    const int64_t width = a->heads * a->head, near = a->near, own = head / a->group * a->head;
+    const int64_t first = row > near ? row - near : 0, last = length - end > near ? end + near : length; /* keys */
+    const int64_t all = (last - first + LANES - 1) / LANES * LANES;
+    const int64_t stride = all | LANES; /* odd in cache lines, so that rows do not compete for places in the cache */
     float keys[a->head * stride] ALIGNED, scores[MOST_ROWS * stride] ALIGNED;
-    const float *query = a->query + start * a->query_stride + at, *value = a->value + start * a->value_stride + at;
-    float *out = a->out + start * width + at;
+    const float *query = a->query + start * a->query_stride + head * a->head;
+    const float *value = a->value + start * a->value_stride + own;
+    float *out = a->out + start * width + head * a->head;
     float scale = LOG2_E / sqrtf((float)a->head);
-    transpose(a->key + start * a->key_stride + at, a->key_stride, length, a->head, scale, keys, lanes, stride);
-    for (int64_t row = 0, rows; row < reads; row += rows) {
-        rows = reads - row < MOST_ROWS ? reads - row : MOST_ROWS;
-        AT(multiply)((Product){query + row * a->query_stride, a->query_stride, keys, stride, a->head, NULL, scores, stride, 0, 0},
-                     rows, lanes);
-        for (int64_t r = 0; r < rows; r++) AT(soften)(scores + r * stride, length, lanes);
-        AT(multiply)((Product){scores, stride, value, a->value_stride, length, NULL, out + row * width, width, 0, 0},
-                     rows, a->head);
+    transpose(a->key + (start + first) * a->key_stride + own, a->key_stride, last - first, a->head, scale, keys, all, stride);
+    for (int64_t rows; row < end; row += rows) {
+        rows = end - row < MOST_ROWS ? end - row : MOST_ROWS;
+        int64_t from = row - near > first ? (row - near - first) / LANES * LANES + first : first;
+        int64_t to = last - row - rows > near ? row + rows + near : last, lanes = (to - from + LANES - 1) / LANES * LANES;
+        AT(multiply)((Product){query + row * a->query_stride, a->query_stride, keys + from - first, stride, a->head, NULL, scores,
+                               stride, 0, 0}, rows, lanes);
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t place = row + r - from; /* of the row among the keys */
+            AT(soften)(scores + r * stride, place > near ? place - near : 0, to - from - place > near ? place + near + 1 : to - from,
+                       lanes);
+        }
+        AT(multiply)((Product){scores, stride, value + from * a->value_stride, a->value_stride, to - from, NULL,
+                               out + row * width, width, 0, 0}, rows, a->head);
     }
 }
 
@@ -306,7 +319,9 @@ static void AT(attend)(const void *given, int64_t next, int64_t end) {
     for (; next < end; next++) {
         int64_t text = next / a->heads, start = a->starts[text], length = a->starts[text + 1] - start;
         int64_t reads = a->reads && a->reads[text] < length ? a->reads[text] : length;
-        AT(attend_text)(a, start, length, reads, next % a->heads);
+        int64_t piece = a->near < length ? PIECE : reads;
+        for (int64_t row = 0; row < reads; row += piece)
+            AT(attend_rows)(a, start, length, row, reads - row > piece ? row + piece : reads, next % a->heads);
     }
 }
 #endif

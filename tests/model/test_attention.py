@@ -34,48 +34,56 @@ def test_gradients_in_16_bits_are_close_to_those_in_32():
     assert torch.allclose(*gradients, atol=0.05)
 
 
-def test_a_kernel_for_any_length_gets_the_ends_of_the_texts(monkeypatch):
+@pytest.mark.parametrize("near", [None, 2])
+def test_a_kernel_for_any_length_gets_the_ends_of_the_texts_and_how_far_tokens_see(monkeypatch, near):
     """Stands in for the CUDA kernel, and computes text by text."""
     lengths, heads = [5, 3, 1], 2
     whole = torch.randn(3, 9, 8).bfloat16()
 
-    def varlen(query, key, value, ends, ends_of_keys, longest, longest_key):
+    def varlen(query, key, value, ends, ends_of_keys, longest, longest_key, window_size=(-1, -1)):
+        assert window_size == ((-1, -1) if near is None else (near, near))
         assert ends.dtype == torch.int32 and ends is ends_of_keys and longest == longest_key == 5
         parts = [torch.stack([query, key, value])[:, start:stop].flatten(2) for start, stop in pairwise(ends.tolist())]
-        return torch.cat([PackedAttention([part.shape[1]], heads)(0, *part) for part in parts]).unflatten(1, (heads, -1))
+        said = [PackedAttention([part.shape[1]], heads)(0, *part, near=near) for part in parts]
+        return torch.cat(said).unflatten(1, (heads, -1))
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
     attention = PackedAttention(lengths, heads)
     attention._ends = torch.tensor([0, 5, 8, 9], dtype=torch.int32)
-    assert torch.allclose(attention(0, *whole), PackedAttention(lengths, heads)(0, *whole), atol=0.05)
+    expected = PackedAttention(lengths, heads)(0, *whole, near=near)
+    assert torch.allclose(attention(0, *whole, near=near), expected, atol=0.05)
 
 
-def _attended(attention, three, instructions, reads=None):
+def _attended(attention, three, instructions, reads=None, near=None):
     """Computes with a set of instructions of the compiled kernel; with gradients, torch computes."""
     with torch.set_grad_enabled(instructions == 0), patch.object(compiled, "instructions", instructions):
-        used = attention.kernel_for(three[0])
+        used = attention.kernel_for(three[0], near)
         assert (used is not None) == (instructions > 0)
-        return attention(0, *three, reads)
+        return attention(0, *three, reads, near)
 
 
 @needs_kernel()
 @given(
-    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=8),
+    lengths=st.lists(st.integers(1, 70) | st.just(200), min_size=1, max_size=8),
     head=st.sampled_from([16, 32, 48, 64, 128]),
-    heads=st.sampled_from([1, 3, 4]),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 1), (4, 2)]),
+    near=st.sampled_from([None, 1, 9, 40]),
     size=st.sampled_from([0, 1e-20, 1, 30, 1e6]),
     seed=st.integers(0, 99),
 )
-def test_the_kernel_attends_as_torch_does(lengths, head, heads, size, seed):
+def test_the_kernel_attends_as_torch_does(lengths, head, heads, near, size, seed):
+    """`heads`: those of queries, and how many of them share one of keys and values."""
     torch.manual_seed(seed)
+    heads, group = heads
     whole = torch.randn(sum(lengths), 3 * heads * head)
     whole[:, : heads * head] *= size
-    three, attention = whole.chunk(3, dim=1), PackedAttention(lengths, heads)
-    expected = _attended(attention, [x.double() for x in three], 0).float()
+    queries, *others = whole.chunk(3, dim=1)
+    three, attention = [queries, *(x[:, : heads // group * head] for x in others)], PackedAttention(lengths, heads)
+    expected = _attended(attention, [x.double() for x in three], 0, near=near).float()
     # A score has an error in proportion to it. So large ones may change which of two keys is seen.
     off = 1e-6 * (1 + size * head) * three[2].abs().max()
     for instructions in INSTRUCTIONS:
-        found = _attended(attention, three, instructions)
+        found = _attended(attention, three, instructions, near=near)
         if size <= 30:
             assert (found - expected).abs().max() <= off
         else:
@@ -84,22 +92,24 @@ def test_the_kernel_attends_as_torch_does(lengths, head, heads, size, seed):
 
 @needs_kernel()
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions):
+@pytest.mark.parametrize("near", [None, 30])
+def test_a_text_is_the_same_bits_whatever_its_neighbours_are(instructions, near):
     lengths = [300, 64, 33, 33, 16, 9, 1]
     three = torch.randn(3, sum(lengths), 128)
-    together = _attended(PackedAttention(lengths, 4), three, instructions)
+    together = _attended(PackedAttention(lengths, 4), three, instructions, near=near)
     parts = three.split(lengths, dim=1)
-    alone = [_attended(PackedAttention([part.shape[1]], 4), part, instructions) for part in parts]
+    alone = [_attended(PackedAttention([part.shape[1]], 4), part, instructions, near=near) for part in parts]
     assert torch.equal(together, torch.cat(alone))
 
 
 @needs_kernel()
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_tokens_that_are_read_are_the_same_bits_without_the_others(instructions):
+@pytest.mark.parametrize("near", [None, 30])
+def test_tokens_that_are_read_are_the_same_bits_without_the_others(instructions, near):
     lengths, reads = [300, 64, 33, 16, 9], [1, 19, 33, 40]
     three, attention = torch.randn(3, sum(lengths), 128), PackedAttention(lengths, 4)
-    whole = _attended(attention, three, instructions).split(lengths)
-    first = _attended(attention, three, instructions, np.array(reads, dtype=np.int32)).split(lengths)
+    whole = _attended(attention, three, instructions, near=near).split(lengths)
+    first = _attended(attention, three, instructions, np.array(reads, dtype=np.int32), near).split(lengths)
     for one, other, read in zip(first, whole, reads, strict=False):
         assert torch.equal(one[:read], other[:read])
 
@@ -127,6 +137,7 @@ def test_torch_attends_to_long_texts_and_in_other_types():
     with torch.no_grad():
         assert PackedAttention([most], 1).kernel_for(query) is not None
         assert PackedAttention([most + 1], 1).kernel_for(query) is None
+        assert PackedAttention([most + 1], 1).kernel_for(query, near=64) is not None
         assert PackedAttention([4], 8).kernel_for(query) is None
         assert PackedAttention([4], 1).kernel_for(query.half()) is None
     assert PackedAttention([4], 1).kernel_for(query) is None  # it has no gradients
