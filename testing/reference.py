@@ -20,6 +20,7 @@ from hplm.adapters.record import Record
 from hplm.engine.backbone import Backbone
 from hplm.engine.exits import is_audited
 from hplm.lookup.lookup import Lookup
+from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
 from hplm.model.products import weight_levels
 from hplm.model.stacks import UpperStack
@@ -159,20 +160,33 @@ class Reference:
         layers = upper.layers[:depth]
         adapters = adapters_of(self.backbone, weights.adapter, len(layers))
         x = self.lower_half([int(token) for token in tokens], tenant)
-        x = x + upper.positions.weight[: len(x)] + upper.segments.weight[segments.astype(np.int64)]
-        x = normed(x, upper.norm)
+        if config.has_places:
+            x = x + upper.positions.weight[: len(x)]
+        if config.segments:
+            x = x + upper.segments.weight[segments.astype(np.int64)]
+        if not config.pre_norm:
+            x = normed(x, upper.norm)
         if (left := self._at_exit(0, x, tenant, read)) is not None:
             return left
         for number, (layer, own) in enumerate(zip(layers, adapters, strict=True), start=1):
-            query, key, value = self._product(x, layer.qkv).split(config.hidden, dim=1)
-            query, key, value = own("query", x, query), own("key", x, key), own("value", x, value)
-            seen = _attention(query, key, value, config.heads)
-            x = normed(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
-            inner = activation(config.activation)(own("ffn_in", x, self._product(x, layer.ffn_in)))
-            x = normed(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
+            before, behind = (normed, _unchanged) if config.pre_norm else (_unchanged, normed)
+            given = before(x, layer.attention_norm)
+            parts = self._product(given, layer.qkv).split([config.query_width, config.key_width, config.key_width], dim=1)
+            named = zip(("query", "key", "value"), parts, strict=True)
+            seen = _attention(*(own(name, given, part) for name, part in named), config, config.lower_layers + number - 1)
+            x = behind(x + own("attention_out", seen, self._product(seen, layer.attention_out)), layer.attention_norm)
+            given, function = before(x, layer.ffn_norm), activation(config.activation)
+            inner = self._product(given, layer.ffn_in)
+            if config.gated:
+                gate, inner = inner.chunk(2, dim=1)
+                inner = function(own("ffn_gate", given, gate)) * own("ffn_in", given, inner)
+            else:
+                inner = function(own("ffn_in", given, inner))
+            x = behind(x + own("ffn_out", inner, self._product(inner, layer.ffn_out)), layer.ffn_norm)
             if (left := self._at_exit(number, x, tenant, read)) is not None:
                 return left
 
+        x = self._left(x)
         if weights.head is None:
             return x
         layout = Layout.of(weights.head.layout)
@@ -181,12 +195,16 @@ class Reference:
             x = activation(layout.function)(x @ head["dense"].float().T + head["dense_bias"].float())
         return (x @ head["weight"].float().T + head["bias"].float())[:, : len(tenant.labels)]
 
+    def _left(self, x: Tensor) -> Tensor:
+        """Returns what heads read."""
+        return normed(x, self._upper.final_norm) if self.backbone.config.pre_norm else x
+
     def _at_exit(self, exit: int, x: Tensor, tenant: Tenant, read: Sequence[int]) -> Tensor | None:
         """Returns the logits of each token at an exit; None if there is none, or if it is not sure of all tokens in `read`."""
         exits = tenant.exits
         if exits is None or exits.record is None or not read or exits.plans[0].exit != exit:
             return None
-        weights = self.backbone.records.weights(exits.record)[exit]
+        weights, x = self.backbone.records.weights(exits.record)[exit], self._left(x)
         seen = torch.cat([x, x.mean(dim=0, keepdim=True).expand_as(x)], dim=1)
         inner = torch.relu(seen @ weights["dense"].float().T + weights["dense_bias"].float())
         outputs = inner @ weights["weight"].float().T + weights["bias"].float()
@@ -330,17 +348,37 @@ def _tokens_of_words(text: str, encoded: Encoded) -> list[int | None]:
     return [next((i for i in of_text if start <= encoded.offsets[i][0] < stop), None) for start, stop in words_of(text)]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Returns what each token reads from all tokens."""
-    query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in (query, key, value))
-    weights = torch.softmax(query @ key.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
-    return (weights @ value).transpose(0, 1).flatten(1)
+def _attention(query: Tensor, key: Tensor, value: Tensor, config: BackboneConfig, number: int) -> Tensor:
+    """Returns what each token reads from all tokens, or from near ones. `number`: of the layer in the whole model."""
+    near = config.near if number % config.global_every else None
+    base = config.rotary_base if near is None or config.near_base is None else config.near_base
+    query, key, value = (part.unflatten(1, (-1, config.head_size)).transpose(0, 1) for part in (query, key, value))
+    if base is not None:
+        query, key = (torch.stack([turned(head, base) for head in part]) for part in (query, key))
+    key, value = (part.repeat_interleave(len(query) // len(part), dim=0) for part in (key, value))
+    scores = query @ key.transpose(1, 2) / query.shape[2] ** 0.5
+    places = torch.arange(query.shape[1])
+    far = (places[:, None] - places).abs() > (query.shape[1] if near is None else near)
+    return (torch.softmax(scores.masked_fill(far, -torch.inf), dim=-1) @ value).transpose(0, 1).flatten(1)
+
+
+def turned(x: Tensor, base: float) -> Tensor:
+    """Rotates the tokens of one head as complex numbers: number i is the real part of the one half a head later."""
+    half = x.shape[1] // 2
+    angles = torch.outer(torch.arange(len(x)).double(), base ** (-torch.arange(half).double() / half))
+    found = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([found.real, found.imag], dim=1).float()
+
+
+def _unchanged(x: Tensor, norm: nn.Module) -> Tensor:
+    return x
 
 
 def product_in_eight_bits(x: Tensor, linear: nn.Linear) -> Tensor:
     inputs, input_scales = _in_eight_bits(x, 127)
     weight, weight_scales = _in_eight_bits(linear.weight, weight_levels())
-    return (inputs @ weight.T * input_scales * weight_scales.T).float() + linear.bias
+    product = (inputs @ weight.T * input_scales * weight_scales.T).float()
+    return product + linear.bias if linear.bias is not None else product  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
@@ -349,8 +387,8 @@ def _in_eight_bits(rows: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return (rows / scales).round(), scales
 
 
-def normed(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+def normed(x: Tensor, norm: nn.Module) -> Tensor:
     if isinstance(norm, nn.LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    assert norm.eps is not None
+    assert isinstance(norm, nn.RMSNorm) and norm.eps is not None
     return x / (x.square().mean(dim=1, keepdim=True) + norm.eps).sqrt() * norm.weight

@@ -15,7 +15,7 @@ from typing import Any
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
-from hplm.model.config import RMS, UNUSED, BackboneConfig
+from hplm.model.config import RMS, SCALED, UNUSED, BackboneConfig
 from hplm.model.windows import Window
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state_folder import EXPORTED_TENANTS
@@ -26,6 +26,10 @@ CHATML = (
     "{% for message in messages %}<|258|>{{ message['role'] }}\n{{ message['content'] }}<|257|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|258|>assistant\n{% endif %}"
 )
+ROTARY = replace(  # a toy encoder as ModernBERT: of its layers only the last one sees more than near tokens
+    CONFIG, segments=0, norm=SCALED, pre_norm=True, biases=False, gated=True, rotary_base=160_000.0, near=4, global_every=3,
+    near_base=10_000.0,
+)  # fmt: skip
 CHAT = BackboneConfig(  # a toy decoder
     "chat", 264, 32, 4, 48, 2, 2, 256, 0, "silu", 1e-5, UNUSED, UNUSED, UNUSED, UNUSED, Window(3, causal=True),
     kv_heads=2, head=12, norm=RMS, pre_norm=True, biases=False, gated=True, rotary_base=10_000.0, start_id=256, end_ids=(257,),

@@ -19,7 +19,8 @@ from hplm.engine.engine import Precision
 from hplm.model.attention import CausalAttention, PackedAttention
 from hplm.model.checkpoint import Checkpoint, full_stack, load_checkpoint, split
 from hplm.model.config import BackboneConfig
-from hplm.model.layer import Adapt, Attend, Layer, Layers, unchanged
+from hplm.model.families import part_of
+from hplm.model.layer import Adapt, Attend, Layer, Layers, norm_of, unchanged
 from hplm.model.products import EightBitLinear, replace_products
 from hplm.model.stacks import UpperStack, through, turn_of
 from hplm.model.windows import Window
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 class Body(nn.Module):
     """Upper layers, on which adapters work. `below` computes what enters them."""
 
+    config: BackboneConfig
+
     @property
     def upper_layers(self) -> Layers:
         raise NotImplementedError
@@ -39,30 +42,36 @@ class Body(nn.Module):
         """Returns what enters the upper layers, and their attention."""
         raise NotImplementedError
 
+    def leave(self, x: Tensor) -> Tensor:
+        """Returns what heads read of tokens that have passed some layers."""
+        raise NotImplementedError
+
     def part(self, name: str) -> Iterable[nn.Parameter]:
         """Returns the parameters that learn, by a name of `TrainingOptions.body_part`."""
         return self.upper_layers.parameters()
 
     def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
         """Returns the states of the rows that are read, after all upper layers or the first. Heads read 32 bits."""
-        return through(self.upper_layers[:layers], *self.below(pack), adapters, pack.reading).float()
+        x, attend = self.below(pack)
+        turn = turn_of(self.config, pack.positions, x.dtype)
+        return self.leave(through(self.upper_layers[:layers], x, attend, adapters, pack.reading, turn)).float()
 
     def states(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> list[Tensor]:
-        """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
+        """Returns what heads read of all tokens that enter the upper layers, and after each layer, or after the first."""
         own, (x, attend) = self.upper_layers[:layers], self.below(pack)
-        states = [x]
+        turn, states = turn_of(self.config, pack.positions, x.dtype), [self.leave(x)]
         for layer, adapt in zip(own, adapters or [unchanged] * len(own), strict=True):
-            states.append(layer(states[-1], attend, adapt))
+            x = layer(x, attend, adapt, turn=turn)
+            states.append(self.leave(x))
         return states
 
 
 class PlotBody(Body):
     """The tables and the shared upper stack."""
 
-    def __init__(self, upper: UpperStack, heads: int) -> None:
+    def __init__(self, upper: UpperStack) -> None:
         super().__init__()
-        self.upper = upper
-        self._heads = heads
+        self.upper, self.config = upper, upper.config
 
     @classmethod
     def of(cls, store: Store, precision: Precision | None = None) -> PlotBody:
@@ -72,35 +81,26 @@ class PlotBody(Body):
             if precision.eight_bits:
                 replace_products(upper.layers, EightBitLinear)
             upper.to(precision.dtype).eval()
-        return cls(upper, store.config.heads)
+        return cls(upper)
 
     @property
     def upper_layers(self) -> Layers:
         return self.upper.layers
+
+    def leave(self, x: Tensor) -> Tensor:
+        return self.upper.leave(x)
 
     def below(self, pack: Pack) -> tuple[Tensor, Attend]:
-        sums = pack.sums().to(self.upper.positions.weight.dtype)
-        return self.upper.enter(sums, pack.positions, pack.segments), PackedAttention(pack.lengths, self._heads, sums.device)
+        sums = pack.sums().to(self.upper.layers[0].ffn_norm.weight.dtype)
+        attend = PackedAttention(pack.lengths, self.upper.heads, sums.device)
+        return self.upper.enter(sums, pack.positions, pack.segments), attend
 
 
-class DecoderBody(Body):
-    """The tables and the shared upper stack of a decoder. It returns what the logits of next tokens are made from."""
-
-    def __init__(self, upper: UpperStack) -> None:
-        super().__init__()
-        self.upper = upper
-
-    @property
-    def upper_layers(self) -> Layers:
-        return self.upper.layers
+class DecoderBody(PlotBody):
+    """The same of a decoder. It returns what the logits of next tokens are made from."""
 
     def below(self, pack: Pack) -> tuple[Tensor, Attend]:
         return self.upper.enter(pack.sums(), pack.positions), CausalAttention(pack.lengths, self.upper.heads)
-
-    def forward(self, pack: Pack, adapters: Sequence[Adapt] | None, layers: int | None = None) -> Tensor:
-        entered, attend = self.below(pack)
-        turn = turn_of(self.upper.config, pack.positions, entered.dtype)
-        return self.upper.final_norm(through(self.upper.layers[:layers], entered, attend, adapters, pack.reading, turn)).float()
 
 
 class WholeDecoderBody(Body):
@@ -156,16 +156,23 @@ class WholeDecoderBody(Body):
 class WholeBody(Body):
     """The original model with computed lower layers; adapters work on its upper layers."""
 
+    words: nn.Embedding
+    positions: nn.Embedding
+    segments: nn.Embedding
+    norm: nn.Module
+    final_norm: nn.Module
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
-        config, weights = checkpoint.config, checkpoint.weights
+        self.config = config = checkpoint.config
         self._heads, self._lower, self._upper = config.heads, config.lower_layers, config.upper_layers
-        self.words, self.positions, self.segments = (
-            nn.Embedding.from_pretrained(weights[f"{part}.weight"].clone(), freeze=False)
-            for part in ("words", "positions", "segments")
-        )
-        self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
-        self.norm.load_state_dict({kind: weights[f"norm.{kind}"] for kind in ("weight", "bias")})
+        weights = checkpoint.weights
+        for part in ("words", "positions", "segments"):
+            if (own := weights.get(f"{part}.weight")) is not None:
+                self.add_module(part, nn.Embedding.from_pretrained(own.clone(), freeze=False))
+        for part, is_there in (("norm", config.normed_words), ("final_norm", not config.enters_normed)):
+            self.add_module(part, norm_of(config) if is_there else nn.Identity())
+            self.get_submodule(part).load_state_dict(part_of(weights, f"{part}."))
         self.layers = full_stack(checkpoint)
 
     @classmethod
@@ -176,6 +183,9 @@ class WholeBody(Body):
     def upper_layers(self) -> Layers:
         return self.layers[len(self.layers) - self._upper :]
 
+    def leave(self, x: Tensor) -> Tensor:
+        return self.final_norm(x)
+
     def part(self, name: str) -> Iterable[nn.Parameter]:
         upper = set(self.upper_layers.parameters())
         return [parameter for parameter in self.parameters() if name == "all" or (parameter in upper) == (name == "upper")]
@@ -185,17 +195,22 @@ class WholeBody(Body):
         """Returns what two halves learn to match, of packed texts of one segment: states at the split and after all layers."""
         attend = PackedAttention(lengths, self._heads, tokens.device)
         x = self._embedded(tokens, positions, torch.zeros_like(positions))
-        at_split = through(self.layers[: self._lower], x, attend)
-        return at_split, through(self.layers[self._lower :], at_split, attend)
+        turn = turn_of(self.config, positions, x.dtype)
+        at_split = through(self.layers[: self._lower], x, attend, turn=turn)
+        return at_split, self.leave(through(self.layers[self._lower :], at_split, attend, turn=turn))
 
     def below(self, pack: Pack) -> tuple[Tensor, Attend]:
         attend = PackedAttention(pack.lengths, self._heads, pack.tokens.device)
         with nullcontext() if self.words.weight.requires_grad else torch.no_grad():
             x = self._embedded(pack.tokens, pack.positions, pack.segments)
-            return through(self.layers[: len(self.layers) - self._upper], x, attend), attend
+            turn = turn_of(self.config, pack.positions, x.dtype)
+            return through(self.layers[: len(self.layers) - self._upper], x, attend, turn=turn), attend
 
     def _embedded(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
-        return self.norm(self.words(tokens) + self.positions(positions) + self.segments(segments))
+        x = self.words(tokens)
+        if self.config.has_places:
+            x = x + self.positions(positions)
+        return self.norm(x + self.segments(segments) if self.config.segments else x)
 
     def with_layers(self, chosen: Sequence[int]) -> WholeBody:
         """Returns a copy that has only these layers, all of them upper ones."""

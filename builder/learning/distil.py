@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from builder.console import passing_bar, say
 from builder.learning.bodies import WholeBody
@@ -60,7 +60,8 @@ def distil(
             given = passing_bar(islice(batches(), FIT_LESSONS), "asking the original", total=FIT_LESSONS, unit="batch")
             first = [lesson(*one) for one in given]
         fit(student, teacher, first)
-    apart = upper.segments.weight[1:] - upper.segments.weight[0]
+    segments = upper.segments.weight if checkpoint.config.segments else None
+    apart = None if segments is None else segments[1:] - segments[0]
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
         given = lesson(*texts)
@@ -70,8 +71,8 @@ def distil(
     @torch.no_grad()
     def keep_apart() -> dict[str, float]:
         """Moves the other segments with the first, the only one in the lessons, at the distance that was fitted."""
-        if train_upper:
-            upper.segments.weight[1:] = upper.segments.weight[0] + apart
+        if train_upper and segments is not None and apart is not None:
+            segments[1:] = segments[0] + apart
         return {}
 
     learning = Training(
@@ -118,20 +119,24 @@ def readable(documents: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def lower_groups(lower: LowerStack, rate: float = LEARNING_RATE) -> list[ParameterGroup]:
     """Returns the parameters that learn. Word vectors stay fixed: a short adaptation would change only a few of them."""
-    small = {f"lower.{name}": getattr(lower, name) for name in ("places", "gate", "gate_bias")}
-    small |= dict(lower.norm.named_parameters("lower.norm"))
-    inside = dict(lower.layers.named_parameters("lower.layers"))
+    inside, small = _inside_and_beside(lower, "lower", "words.")
     return [ParameterGroup(rate, inside), ParameterGroup(SMALL_RATE / LEARNING_RATE * rate, small)]
 
 
 def groups_of(student: SplitModel, train_upper: bool) -> list[ParameterGroup]:
     if not train_upper:
         return lower_groups(student.lower, DOMAIN_RATE)
-    upper = student.upper
-    entry = {"upper.positions": upper.positions.weight, "upper.segments": upper.segments.weight}
-    entry |= dict(upper.norm.named_parameters("upper.norm"))
-    inside = dict(upper.layers.named_parameters("upper.layers"))
-    return [*lower_groups(student.lower), ParameterGroup(UPPER_RATE, inside), ParameterGroup(SMALL_RATE, entry)]
+    inside, beside = _inside_and_beside(student.upper, "upper")
+    return [*lower_groups(student.lower), ParameterGroup(UPPER_RATE, inside), ParameterGroup(SMALL_RATE, beside)]
+
+
+def _inside_and_beside(stack: nn.Module, name: str, *fixed: str) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Returns the parameters inside of layers, and those of gates, positions and norms. Those that begin as `fixed` stay."""
+    inside, beside = dict[str, nn.Parameter](), dict[str, nn.Parameter]()
+    for own, parameter in stack.named_parameters():
+        if not own.startswith(fixed):
+            (inside if own.startswith("layers.") else beside)[f"{name}.{own}"] = parameter
+    return inside, beside
 
 
 def errors_of(hidden: tuple[Tensor, Tensor], lesson: Lesson, scale: tuple[float, float]) -> list[Tensor]:

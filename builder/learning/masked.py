@@ -33,10 +33,12 @@ HEAD_SHARE = 0.2  # of the budget, to train a head where there is none
 HEAD_RATE = 1e-3
 LEARNING_RATE = 1e-4  # of the lower layers, which are trained already
 EXAMS = 5  # tests on held-out texts; the best state is kept
-# Where a family's models have the projection, the norm and the bias of their head. A discriminator, as of ELECTRA, has none.
+# Where a family's models have the projection, the norm and the bias of their head. Those of ELECTRA and EuroBERT have none.
 HEADS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
     "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+    "modernbert": ("head.dense", "head.norm", "decoder.bias"),
+    "nomic_bert": tuple(f"cls.predictions.{part}" for part in ("transform.dense", "transform.layer_norm", "bias")),
     **dict.fromkeys(("camembert", "roberta", "xlm-roberta"), ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")),
 }
 
@@ -75,8 +77,9 @@ def given_head(model: str, config: BackboneConfig) -> MaskedHead | None:
         f"{part}.{kind}": weights[f"{name}.{kind}"]
         for part, name in (("dense", dense), ("norm", norm))
         for kind in WEIGHT_AND_BIAS
+        if f"{name}.{kind}" in weights
     }
-    head.load_state_dict({**own, "bias": weights[bias]})
+    head.load_state_dict(own | ({"bias": weights[bias]} if bias in weights else {}), strict=False)  # others are zeros
     return head
 
 

@@ -15,7 +15,7 @@ from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import LowerStack, UpperStack, through
+from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
 from hplm.model.tensors import sent
 from hplm.plot.keys import KeySpace
 
@@ -140,8 +140,9 @@ class SplitModel(nn.Module):
         return self.lower.window.aggregate(vectors.index_select(0, lesson.window_of))
 
     def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
-        """Returns the hidden states at the split and at the end."""
+        """Returns the hidden states at the split, and at the end as heads read them."""
         segments = torch.zeros_like(lesson.positions)
         attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
         entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
-        return entered, through(self.upper.layers, entered, attend)
+        turn = turn_of(self.upper.config, lesson.positions, entered.dtype)
+        return entered, self.upper.leave(through(self.upper.layers, entered, attend, turn=turn))

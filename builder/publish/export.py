@@ -47,6 +47,7 @@ def export(
     another export, which a server or a registry may need. `settings_only` writes the configurations of an export of this root,
     and keeps its tables and tenants.
     """
+    options = options.for_longest_text(store.config)
     check_export(store, options)
     _refuse_other_kind(repository, store.config)
     _refuse_group(repository, store.config.name)

@@ -55,6 +55,12 @@ class ServingOptions:
     journal: str = ""
     admin: bool = False  # the model that changes what is served
 
+    def for_longest_text(self, config: BackboneConfig) -> ServingOptions:
+        """Returns the options with batches that have room for an encoder's longest text, unless their size was chosen."""
+        usual = ServingOptions.batch_tokens
+        is_chosen = config.is_decoder or self.batch_tokens != usual
+        return self if is_chosen else replace(self, batch_tokens=max(usual, config.positions))
+
     def with_parameters(self, given: Mapping[str, str], config: BackboneConfig) -> ServingOptions:
         """Returns the options with these parameters. Refuses those that the backbone's models do not have."""
         models = ("generate",) if config.is_decoder else ("lookup", "upper")

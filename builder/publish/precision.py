@@ -95,7 +95,7 @@ def _change(store: Store) -> float:
 
     def vectors(upper: UpperStack) -> Tensor:
         attend = PackedAttention(lengths, store.config.heads)
-        return upper.eval()(sums, positions, torch.zeros_like(positions), attend)
+        return upper.leave(upper.eval()(sums, positions, torch.zeros_like(positions), attend))
 
     in_eight_bits = store.upper()
     replace_products(in_eight_bits.layers, EightBitLinear)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
@@ -26,7 +27,7 @@ from hplm.model.cpu import SideBySide, keep_freed_memory
 from hplm.model.fastest import SERVING, fastest
 from hplm.model.layer import Adapt, Attend, plain
 from hplm.model.products import EightBitLinear, Prepacked, can_prepack, replace_products
-from hplm.model.stacks import UpperStack, through
+from hplm.model.stacks import UpperStack, through, turn_of
 from hplm.model.tensors import array_of, sent
 from hplm.options import ENGINE_DTYPES, LAYER_DTYPES
 
@@ -123,15 +124,18 @@ class Engine:
         if device.type == "cpu":
             keep_freed_memory()
         avoid_plans(device)
-        # One table of what positions and segments add to a token. The positions of the first segment come first.
-        places = (upper.segments.weight.detach()[:, None] + upper.positions.weight.detach()).flatten(0, 1)
-        self._places = places.to(device, dtype)
+        self._config, self._places = config, places_of(upper).to(device, dtype)
         self._upper = self._ready(upper, eight_bits)
         self.exit_audit = ExitAudit()
         self._after_layer: Callable[[], object] | None = None
         layers = [layer.plain() for layer in self._upper.layers]
         self._layers = [layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
-        self._norm = plain(self._upper.norm)
+        self._enter = plain(self._upper.norm) if config.enters_normed else None
+        # What heads read is normed where layers begin with norms.
+        self._leave = [
+            unnormed if config.enters_normed else plain(deepcopy(self._upper.final_norm).to(stage.device))
+            for stage in self.stages
+        ]
 
     def _ready(self, stack: UpperStack, eight_bits: bool) -> UpperStack:
         if eight_bits:
@@ -142,7 +146,7 @@ class Engine:
             if part is not stack.layers:
                 part.to(device=self.device, dtype=self.dtype)
         stack = stack.eval().requires_grad_(False)
-        if self.device.type == "cpu" and not eight_bits:  # in 8 bits it would not be faster
+        if self.device.type == "cpu" and not eight_bits and stack.config.has_places:  # in 8 bits it would not be faster
             stack.layers[-1].put_query_apart()
         if can_prepack(self.device, self.dtype):
             replace_products(stack, Prepacked)
@@ -200,13 +204,20 @@ class Engine:
             x = sheet.taken().to(stage.device)
         else:
             assert sheet.sums is not None  # staging has gathered them
-            x = self._norm(torch.embedding(self._places, sheet.places.to(stage.device)).add_(sheet.sums.to(stage.device)))
-        last = stage.last if stage is self.stages[-1] else -1
+            x = sheet.sums.to(stage.device)
+            if len(self._places):
+                x = torch.embedding(self._places, sheet.places.to(stage.device)).add_(x)
+            if self._enter is not None:
+                x = self._enter(x)
+        last, turn, positions = stage.last if stage is self.stages[-1] else -1, None, None
         for at, layer in enumerate(layers, stage.first):
             if sheet.may_leave:
                 x = yield from self._leaving(sheet, at, x, number)
                 if not sheet.texts:
                     break
+            if positions is not sheet.positions[number]:
+                positions = sheet.positions[number]
+                turn = turn_of(self._config, positions, x.dtype) if positions is not None else None
             parts, attend, rows = sheet.adapters[number], sheet.attend[number], None
             adapt = partial(adapted, parts, at)
             # Whether no text passes another layer, although there is one.
@@ -214,7 +225,9 @@ class Engine:
             if at == last or all_end:
                 rows, attend, of_rows = sheet.ending
                 adapt = partial(adapted_last, parts, of_rows, at)
-            x = layer(x, attend, adapt, rows)
+            x = layer(x, attend, adapt, rows, turn)
+            if at == last or all_end:
+                x = self._leave[number](x)
             if self._after_layer is not None:
                 self._after_layer()
             if all_end:
@@ -227,11 +240,11 @@ class Engine:
         """Yields texts that leave before a layer. Returns the rows of the others."""
         if len(done := sheet.done(at)):
             reading, rows_of, heads = sheet.reads(done, HEAD)
-            rows = x.index_select(0, sent(reading, x.device)).float().to(self.stages[-1].device)
+            rows = self._leave[number](x.index_select(0, sent(reading, x.device))).float().to(self.stages[-1].device)
             x = yield from self._left(sheet, done, split(read(rows, heads), rows_of), x)
         if len(asked := sheet.asked(at)):
             reading, rows_of, heads = sheet.reads(asked, EXITS, number)
-            logits = split(read(with_means(x, reading, rows_of, *sheet.lie(asked)), heads, at), rows_of)
+            logits = split(read(with_means(self._leave[number](x), reading, rows_of, *sheet.lie(asked)), heads, at), rows_of)
             texts: list[int] = asked.tolist()
             leaves = self.exit_audit.leaving([sheet.texts[text] for text in texts], logits, at)
             if leaves.any():
@@ -257,22 +270,23 @@ class Engine:
     def seconds(self, texts: int, tokens: int) -> float:
         """Measures how long the layers take for `texts` texts of `tokens` tokens. Returns the best time."""
         generator = torch.Generator().manual_seed(texts)
-        x = torch.randn(texts * tokens, self._upper.norm.weight.numel(), generator=generator).to(self.device, self.dtype)
-        attend = PackedAttention([tokens] * texts, self._upper.heads)
+        x = torch.randn(texts * tokens, self._config.hidden, generator=generator).to(self.device, self.dtype)
+        attend, positions = PackedAttention([tokens] * texts, self._upper.heads), torch.arange(tokens).repeat(texts)
         taken: list[float] = []
         for _ in range(MEASURED + 1):
             self._wait_for_all()
             begin = time.perf_counter()
-            self.through(x, attend)
+            self.through(x, attend, positions)
             self._wait_for_all()
             taken.append(time.perf_counter() - begin)
         return min(taken[1:])  # the first run warms up
 
-    def through(self, x: Tensor, attend: Attend, adapters: Sequence[Adapt] | None = None) -> Tensor:
-        """Computes the layers alone, one stage after the other."""
+    def through(self, x: Tensor, attend: Attend, positions: Tensor, adapters: Sequence[Adapt] | None = None) -> Tensor:
+        """Computes the layers alone, one stage after the other. `positions`: of the tokens in their texts."""
         for stage, layers in zip(self.stages, self._layers, strict=True):
             own = adapters[stage.first : stage.last + 1] if adapters is not None else None
-            x = through(layers, x.to(stage.device), attend, own)
+            turn = turn_of(self._config, positions.to(stage.device), self.dtype)
+            x = through(layers, x.to(stage.device), attend, own, turn=turn)
         return x
 
     def _wait(self, stage: int = -1) -> None:
@@ -283,6 +297,19 @@ class Engine:
     def _wait_for_all(self) -> None:
         for stage in range(len(self.stages)):
             self._wait(stage)
+
+
+def places_of(upper: UpperStack) -> Tensor:
+    """Returns what positions and segments add to a token, as one table. The positions of the first segment come first."""
+    config = upper.config
+    if not config.segments:
+        return torch.empty(0, config.hidden)
+    segments = upper.segments.weight.detach()
+    return (segments[:, None] + upper.positions.weight.detach()).flatten(0, 1) if config.has_places else segments
+
+
+def unnormed(x: Tensor) -> Tensor:
+    return x
 
 
 def _transposed(weight: Tensor) -> Tensor:

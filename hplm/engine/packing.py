@@ -101,13 +101,17 @@ def divided(whole: Arrangement, threads: int) -> list[Arrangement]:
     return [Arrangement(texts, lengths, lengths, few_shapes=whole.few_shapes) for texts, lengths in own]
 
 
-def read_packing(given: str, measure: Callable[[int, int], float]) -> Packing | None:
+def read_packing(given: str, measure: Callable[[int, int], float], near: int | None = None) -> Packing | None:
     """Reads a model's parameter `packing`. None: texts lie end to end.
 
-    `measure(texts, tokens)` returns the seconds that texts of so many tokens take.
+    `measure(texts, tokens)` returns the seconds that texts of so many tokens take. `near`: of the backbone.
     """
     if given == PACKED:
         return None
+    if near is not None:
+        raise InvalidInput(
+            f"packing {given!r} cannot attend to the {near} nearest tokens alone, as this backbone does: write {PACKED}"
+        )
     if given.startswith(f"{PACKED}:"):
         raise InvalidInput(f"packing {given!r} has options, but {PACKED} takes none: write {PACKED}")
     return made(PACKINGS, given, "packing", {PACKED: ""}, measure)

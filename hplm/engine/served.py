@@ -39,7 +39,7 @@ def open_engine(backbone: Backbone, settings: EncoderSettings, side_by_side: boo
         settings.device,
         precision.dtype,
         resident_rows=settings.plot_hot if settings.on_accelerator else 0,
-        packing=read_packing(settings.packing, engine.seconds),
+        packing=read_packing(settings.packing, engine.seconds, backbone.config.near),
         few_sizes=engine.takes_few_sizes,
         stages=stages,
         threads=threads,

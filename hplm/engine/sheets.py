@@ -83,17 +83,16 @@ class Sheet:
 
         `arrived` has empty lists until copying starts.
         """
-        self._settings, self._heads, self._record_slots, self._arrived = settings, config.heads, record_slots, arrived
+        self._settings, self._config, self._record_slots, self._arrived = settings, config, record_slots, arrived
         self.indexes: list[int] = arrangement.texts.tolist()  # of its texts in the batch
         self.texts = [texts[index] for index in self.indexes]
         self.addresses = joined([text.addresses for text in self.texts])
         self.lengths = arrangement.lengths  # of all its texts, also of those that have left
         self.rows = arrangement.rows  # of its tensors, padding included
         tokens = arrangement.tokens if arrangement.is_scattered else slice(len(self.addresses))
-        places = arrangement.offsets + joined([text.segments for text in self.texts]) * np.int64(config.positions)
-        if len(places) < self.rows:
-            own, places = places, np.zeros(self.rows, dtype=np.int64)
-            places[tokens] = own
+        places = joined([text.segments for text in self.texts]).astype(np.int64)
+        if config.has_places:
+            places = arrangement.offsets + places * config.positions
         first = settings.devices[0]
         # If some may leave, each text has a row: the exit where it may, and how many layers it passes (0: all).
         self.may_leave = any([text.plan is not None or text.depth for text in self.texts])
@@ -101,7 +100,8 @@ class Sheet:
         # A packing of others may compute at once on what it has sent. That arrives only when a block closes.
         is_block = settings.packing is None and (first.type == "cuda" or settings.recorded)
         with Block(first, ROOM + TOKEN_ROOM * self.rows) if is_block else nullcontext() as block:
-            self.places = sent(places, first)  # of each token: its row in the engine's table of positions and segments
+            # The row of each token in the engine's table of positions and segments.
+            self.places = sent(self._by_row(places, arrangement), first)
             # The row of each token in the tensor; None: in order, with padding behind the last one only.
             self.scattered = None if isinstance(tokens, slice) else sent(tokens, first)
             self._lie(arrangement, tenants[arrangement.texts])
@@ -110,6 +110,15 @@ class Sheet:
                 if block is not None and settings.recorded:
                     self._note_shape(block, self.attend[0], [*self.adapters[0], *adapters])
                 _ = self.heads
+
+    @staticmethod
+    def _by_row(values: Array, arrangement: Arrangement) -> Array:
+        """Returns what tokens have by the rows of a tensor, with zeros where there is padding."""
+        if len(values) == arrangement.rows:
+            return values
+        found = np.zeros(arrangement.rows, dtype=np.int64)
+        found[arrangement.tokens] = values
+        return found
 
     def _lie(self, arrangement: Arrangement, tenants: Array) -> None:
         """Notes where the texts lie that have not left, and prepares attention and adapters for them."""
@@ -120,11 +129,16 @@ class Sheet:
         self.answer_rows = np.where(is_pooled, 1, self.rows_of) if self.pools else self.rows_of  # of each text
         devices, dtype = self._settings.devices, self._settings.dtype
         by_device = {
-            own: (arrangement.attention(self._heads, own, dtype), self._parts(ADAPTER, arrangement.rooms, own))
+            own: (
+                arrangement.attention(self._config.heads, own, dtype),
+                self._parts(ADAPTER, arrangement.rooms, own),
+                None if self._config.has_places else sent(self._by_row(arrangement.offsets, arrangement), own),
+            )
             for own in dict.fromkeys(devices)
         }
         self.attend: list[Attend] = [by_device[own][0] for own in devices]  # of each stage
         self.adapters: list[list[LayoutRows]] = [by_device[own][1] for own in devices]
+        self.positions: list[Tensor | None] = [by_device[own][2] for own in devices]  # in their texts, where layers turn them
         for name in ("ending", "heads"):
             self.__dict__.pop(name, None)
 

@@ -85,8 +85,13 @@ def _from_library(
         weights["next_token.weight"] = loaded.get_output_embeddings().weight.detach()
         form = {"positions": source.max_position_embeddings, "pre_norm": True} | form | _ends(source, loaded, tokenizer)
     else:
-        weights["segments.weight"] = _segments(weights, tokenizer)
-        form |= {part: len(weights[f"{part}.weight"]) for part in ("positions", "segments")} | _special_ids(model, tokenizer)
+        if "segments" not in form:
+            weights["segments.weight"] = segments = _segments(weights, tokenizer)
+            if "positions.weight" not in weights:  # windows know no places that the first segment could be added to
+                weights["words.weight"] = weights["words.weight"] + segments[0]
+                weights["segments.weight"] = segments - segments[0]
+        counts = {part: len(own) for part in ("positions", "segments") if (own := weights.get(f"{part}.weight")) is not None}
+        form = {"positions": source.max_position_embeddings} | form | counts | _special_ids(model, tokenizer)
     return form, total, weights, tokenizer.backend_tokenizer.to_str(), fixed
 
 
@@ -117,6 +122,11 @@ def _ends(source: Any, loaded: Any, tokenizer: Any) -> dict[str, Any]:
 
 def _special_ids(model: str, tokenizer: Any) -> dict[str, int]:
     ids: dict[str, int | None] = {f"{kind}_id": getattr(tokenizer, f"{kind}_token_id") for kind in SPECIAL}
+    for kind, other in (("cls", "bos"), ("sep", "eos")):  # as tokenizers of decoders call them
+        if ids[f"{kind}_id"] is None:
+            ids[f"{kind}_id"] = getattr(tokenizer, f"{other}_token_id")
+    if ids["unk_id"] is None:  # a tokenizer of bytes knows all
+        ids["unk_id"] = UNUSED
     if missing := [name.removesuffix("_id") for name, id in ids.items() if id is None]:
         raise InvalidInput(
             f"the tokenizer of {model!r} has no token for {', '.join(missing)}: take the one it was trained with"
@@ -139,7 +149,7 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
     config, weights = checkpoint.config, checkpoint.weights
     if config.is_decoder:
         below = {"places": weights["positions.weight"][: config.window.n + 1]} if config.has_places else {}
-        above = _named(weights, "positions.", "final_norm.", "next_token.")
+        above = _named(weights, "positions.", "next_token.")
     elif checkpoint.skipbert:
         from hplm.model.skipbert import halves_of
 
@@ -148,19 +158,21 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
         below, above = _of_encoder(config, weights)
     lower, upper = LowerStack(config), UpperStack(config)
     lower.load_state_dict(below | _named(weights, "words.", "norm.") | _layers(weights, 0, config.lower_layers))
-    upper.load_state_dict(above | _layers(weights, config.lower_layers, config.upper_layers))
+    upper.load_state_dict(above | _named(weights, "final_norm.") | _layers(weights, config.lower_layers, config.upper_layers))
     return lower, upper
 
 
 def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:
-    # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
-    places = weights["positions.weight"][1 : config.window.n + 1] + weights["segments.weight"][0]
     gate_bias = torch.full((config.window.n,), -1.0)  # a token's own window counts most; its neighbours' windows add context
     gate_bias[config.window.centre] = 2.0
-    below = {"places": places, "gate": torch.zeros(config.window.n, config.hidden), "gate_bias": gate_bias}
-    above = {f"{name}.weight": torch.zeros_like(weights[f"{name}.weight"]) for name in ("positions", "segments")}
-    for kind in WEIGHT_AND_BIAS:
-        above[f"norm.{kind}"] = weights[f"layers.{config.lower_layers - 1}.ffn_norm.{kind}"]
+    below = {"gate": torch.zeros(config.window.n, config.hidden), "gate_bias": gate_bias}
+    if config.has_places:
+        # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
+        below["places"] = weights["positions.weight"][1 : config.window.n + 1] + weights["segments.weight"][0]
+    above = {name: torch.zeros_like(own) for name, own in _named(weights, "positions.", "segments.").items()}
+    if config.enters_normed:
+        for kind in WEIGHT_AND_BIAS:
+            above[f"norm.{kind}"] = weights[f"layers.{config.lower_layers - 1}.ffn_norm.{kind}"]
     return below, above
 
 

@@ -12,14 +12,15 @@ import msgspec
 from hplm.errors import InvalidInput
 from hplm.model.windows import TRIGRAMS, Window
 
-LAYER_NORM, RMS = "layer", "rms"  # kinds of norms
+LAYER_NORM, SCALED, RMS = "layer", "scaled", "rms"  # kinds of norms; a scaled one is a layer norm without bias
 UNUSED = -1  # in place of the id of a token that decoders do not have
 FORMAT = 3
+NEWER = ("head_norms", "normed_words", "near", "global_every", "near_base")  # fields that the first release lacks
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """An encoder (BERT), or a decoder, which has a `start_id`."""
+    """An encoder, or a decoder, which has a `start_id`."""
 
     name: str
     vocabulary: int
@@ -40,7 +41,7 @@ class BackboneConfig:
     entry_eps: float | None = None  # epsilon of the norm before the upper layers (default: norm_eps)
     kv_heads: int | None = None  # heads of keys and values (default: heads)
     head: int | None = None  # numbers of one head (default: hidden // heads)
-    norm: str = LAYER_NORM  # or RMS
+    norm: str = LAYER_NORM  # or SCALED or RMS
     pre_norm: bool = False  # the norms are before attention and feed-forward part, not behind them
     biases: bool | tuple[str, ...] = True  # whether projections have biases, or which have
     gated: bool = False  # the feed-forward part multiplies two projections
@@ -50,6 +51,10 @@ class BackboneConfig:
     end_ids: tuple[int, ...] = ()  # tokens that end a text, the first one for chat templates
     chat_template: str | None = None
     head_norms: bool = False  # queries and keys have norms, which all heads share
+    normed_words: bool = True  # of encoders; with norms before the parts, the first layer then has none before its attention
+    near: int | None = None  # tokens to each side that a token sees in near layers; None: there are none
+    global_every: int = 1  # every so many layers of the whole model, from the first on, one is not near
+    near_base: float | None = None  # the `rotary_base` of near layers; None: that of all
     format: int = FORMAT
 
     @property
@@ -65,6 +70,15 @@ class BackboneConfig:
     def has_places(self) -> bool:
         """Whether positions are learned."""
         return self.rotary_base is None
+
+    @property
+    def enters_normed(self) -> bool:
+        """Whether a norm stands before the upper layers: where layers end in norms. Others have a last norm instead."""
+        return not (self.is_decoder or self.pre_norm)
+
+    def near_in(self, layer: int) -> int | None:
+        """Returns how many tokens to each side a layer of the whole model sees; None: all."""
+        return self.near if layer % self.global_every else None
 
     def has_bias(self, projection: str) -> bool:
         return projection in self.biases if isinstance(self.biases, tuple) else self.biases
@@ -84,8 +98,9 @@ class BackboneConfig:
 
     def save(self, path: Path) -> None:
         fields = asdict(self)
-        if not self.head_norms:
-            del fields["head_norms"]  # the file stays as releases without it wrote it, and is compared with theirs
+        for name in NEWER:
+            if fields[name] == self.__dataclass_fields__[name].default:
+                del fields[name]  # the file stays as releases without it wrote it, and is compared with theirs
         path.write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
 
     @classmethod

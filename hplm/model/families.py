@@ -1,7 +1,8 @@
 """The families of models that hPLMs are built from: the names of their tensors, and what their configurations say.
 
-Weights get our names: `layers.<i>.*` as in `Layer`, `words`, and `positions` where they are learned. An encoder has `segments`
-and `norm` beside, a decoder `final_norm` and `next_token`, the matrix of the logits, even where it is that of the words.
+Weights get our names: `layers.<i>.*` as in `Layer`, `words`, `positions` and `segments` where they are learned, `norm` of
+normed words, and `final_norm` where layers begin with norms. A decoder has `next_token`, the matrix of the logits, beside, even
+where it is that of the words.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.errors import InvalidInput
-from hplm.model.config import RMS
+from hplm.model.config import LAYER_NORM, RMS, SCALED
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 
 Weights = Mapping[str, Tensor]
@@ -34,10 +35,13 @@ class PartNames:
     first_position: int = 0  # rows of `positions` before that of the first one
     from_one: bool = False  # norms are stored as what they have more than one
     scaled_words: bool = False  # words are multiplied by the root of their width
+    gated: bool = False  # the first product of a feed-forward part has a gate, which comes first
+    lacks: str = ""  # a layer's part that is not there
 
     def of_layer(self, number: int) -> dict[str, list[str]]:
         """Returns our names of the parts of a layer, and the whole names that the family has for each."""
-        return {ours: [f"{self.layers}.{number}.{name}" for name in theirs] for ours, theirs in self.layer.items()}
+        named = {ours: [f"{self.layers}.{number}.{name}" for name in theirs] for ours, theirs in self.layer.items()}
+        return {ours: names for ours, names in named.items() if self.lacks not in names}
 
     def ours(self, weights: Weights, layers: int) -> dict[str, Tensor]:
         """Returns a model's tensors by our names."""
@@ -73,16 +77,24 @@ class ModelFamily:
     counts_padding: bool = False  # positions begin behind the number of the padding token
 
 
-def _llama_form(source: Any, qkv_bias: bool = False, head_norms: bool = False) -> dict[str, Any]:
+def _biases(source: Any, qkv_bias: bool = False) -> bool | tuple[str, ...]:
     of_attention = (QKV, ATTENTION_OUT) if getattr(source, "attention_bias", False) else (QKV,) if qkv_bias else ()
     biases = of_attention + ((FFN_IN, FFN_OUT) if getattr(source, "mlp_bias", False) else ())
+    return biases if 0 < len(biases) < 4 else bool(biases)
+
+
+def _scaled_positions(parameters: dict[str, Any]) -> dict[str, bool]:
+    return {f"positions scaled by {parameters['rope_type']!r}": parameters["rope_type"] != "default"}
+
+
+def _llama_form(source: Any, qkv_bias: bool = False, head_norms: bool = False) -> dict[str, Any]:
     near = getattr(source, "sliding_window", None)  # a text no longer than that is seen whole
     return {
         "intermediate": source.intermediate_size,
         "activation": source.hidden_act,
         "norm": RMS,
         "norm_eps": source.rms_norm_eps,
-        "biases": biases if 0 < len(biases) < 4 else bool(biases),
+        "biases": _biases(source, qkv_bias),
         "gated": True,
         "kv_heads": source.num_key_value_heads,
         "head": getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
@@ -104,10 +116,11 @@ LLAMA = ModelFamily(
             FFN_OUT: ["mlp.down_proj"],
             "ffn_norm": ["post_attention_layernorm"],
         },
+        gated=True,
     ),
     form=_llama_form,
     refusals=lambda source: {
-        f"positions scaled by {source.rope_parameters['rope_type']!r}": source.rope_parameters["rope_type"] != "default",
+        **_scaled_positions(source.rope_parameters),
         "attention to later tokens": bool(getattr(source, "use_bidirectional_attention", False)),
     },
 )
@@ -233,11 +246,89 @@ DISTILBERT = ModelFamily(
     refusals=_encoder_refusals,
     way_out=ENCODERS_WAY_OUT,
 )
+FULL, NEAR = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
+
+
+def _global_every(source: Any) -> int:
+    """Returns of how many neighbouring layers the first sees all tokens, if that is so everywhere."""
+    return next((i for i, kind in enumerate(source.layer_types) if i and kind == FULL), source.num_hidden_layers)
+
+
+def _modernbert_form(source: Any) -> dict[str, Any]:
+    is_near, bases = NEAR in source.layer_types, source.rope_parameters
+    return {
+        "intermediate": source.intermediate_size,
+        "activation": source.hidden_activation,
+        "norm": LAYER_NORM if source.norm_bias else SCALED,
+        "norm_eps": source.norm_eps,
+        "pre_norm": True,
+        "biases": _biases(source),
+        "gated": True,
+        "rotary_base": float(bases[FULL]["rope_theta"]),
+        "near": source.local_attention // 2 if is_near else None,
+        "global_every": _global_every(source) if is_near else 1,
+        "near_base": float(bases[NEAR]["rope_theta"]) if is_near else None,
+        "segments": 0,
+    }
+
+
+MODERNBERT = ModelFamily(
+    PartNames(
+        body={"words": "embeddings.tok_embeddings", "norm": "embeddings.norm", "final_norm": "final_norm"},
+        layers="layers",
+        layer={
+            QKV: ["attn.Wqkv"],
+            ATTENTION_OUT: ["attn.Wo"],
+            "attention_norm": ["attn_norm"],
+            FFN_IN: ["mlp.Wi"],
+            FFN_OUT: ["mlp.Wo"],
+            "ffn_norm": ["mlp_norm"],
+        },
+        gated=True,
+        lacks="layers.0.attn_norm",
+    ),
+    form=_modernbert_form,
+    refusals=lambda source: {
+        "near layers that are not all but each n-th one": source.layer_types
+        != [NEAR if i % _global_every(source) else FULL for i in range(source.num_hidden_layers)],
+        **{what: so for kind in {*source.layer_types} for what, so in _scaled_positions(source.rope_parameters[kind]).items()},
+    },
+)
+EUROBERT = ModelFamily(
+    replace(LLAMA.names, body={"words": "embed_tokens", "final_norm": "norm"}, layers="layers"),
+    form=lambda source: _llama_form(source) | {"pre_norm": True, "normed_words": False, "segments": 0},
+    refusals=lambda source: _scaled_positions(source.rope_parameters),
+)
+NOMIC_BERT = ModelFamily(
+    PartNames(
+        body={
+            "words": "embeddings.word_embeddings",
+            "segments": "embeddings.token_type_embeddings",
+            "norm": "embeddings.LayerNorm",
+        },
+        layers="layers",
+        layer={**LLAMA.names.layer, "attention_norm": ["post_attention_layernorm"], "ffn_norm": ["post_mlp_layernorm"]},
+        gated=True,
+    ),
+    form=lambda source: {
+        "intermediate": source.intermediate_size,
+        "activation": source.hidden_act,
+        "norm_eps": source.layer_norm_eps,
+        "biases": False,
+        "gated": True,
+        "head": source.head_dim,
+        "rotary_base": float(source.rope_parameters["rope_theta"]),
+    },
+    refusals=lambda source: _scaled_positions(source.rope_parameters),
+)
 ENCODERS = {
     "bert": BERT,
     "camembert": ROBERTA,
     "distilbert": DISTILBERT,
     "electra": replace(BERT, has_pooler=False),
+    "eurobert": EUROBERT,
+    "modernbert": MODERNBERT,
+    "nomic_bert": NOMIC_BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
 }
@@ -252,10 +343,7 @@ DECODERS = {
 }
 
 # Why others are refused, by kind.
-_BY_DISTANCE = (
-    "whose attention needs the distances of tokens in every layer, while vectors of windows get their positions once, before "
-    "the upper layers"
-)
+_BY_DISTANCE = "all of whose layers add learned distances of tokens to their scores"
 _BESIDE = "whose attention and feed-forward part read the same input"
 _BOTH_NORMS = "which has norms behind attention and feed-forward part"
 _EXPERTS = "whose tokens take different feed-forward parts"
@@ -270,7 +358,7 @@ REASONS = {
     **dict.fromkeys(("olmo2", "olmo3"), _BOTH_NORMS),
     "phi3": "whose queries, keys and values are one matrix",
     "granite": "whose parts are scaled",
-    **dict.fromkeys(("eurobert", "modernbert", "nomic_bert", "roformer"), _BY_DISTANCE),  # which they get by rotation
+    "roformer": "whose rotation turns neighbouring numbers together",
 }
 
 
@@ -284,8 +372,8 @@ def family_of(model: str, source: Any) -> ModelFamily:
     family = {**ENCODERS, **DECODERS}.get(source.model_type)
     if family is None:
         raise InvalidInput(
-            f"{model!r} is {described(source.model_type)}: hPLMs are built from encoders ({', '.join(ENCODERS)}) and from "
-            f"decoders ({', '.join(DECODERS)})"
+            f"{model!r} is {described(source.model_type)}: take an encoder of another family ({', '.join(ENCODERS)}) or a "
+            f"decoder ({', '.join(DECODERS)})"
         )
     for what, found in family.refusals(source).items():
         if found:

@@ -11,19 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hplm.errors import InvalidInput
-from hplm.model.config import RMS, BackboneConfig
+from hplm.model.config import LAYER_NORM, RMS, BackboneConfig
 
 QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out"  # the projections of a layer
 QUERY, KEY_VALUE = "query", "key_value"  # instead of QKV, where few queries are needed
 WORTH = 64  # queries that nobody needs, to compute the others alone
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # the layer's number in its stack, query, key, value
+Attend = Callable[
+    ..., Tensor
+]  # the layer's number in its stack, query, key, value; of near layers `near`, the tokens to each side
 Function = Callable[[Tensor], Tensor]
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
 Plain = Callable[..., Tensor]  # a layer that calls no modules
 
 ACTIVATIONS: dict[str, Function] = {
     "gelu": F.gelu,
+    "gelu_norm": lambda x: F.layer_norm(F.gelu(x), x.shape[-1:]),
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
@@ -55,8 +58,10 @@ def plain(part: nn.Module) -> Function:
 
 def norm_of(config: BackboneConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
     """`width`: default: hidden."""
-    kind = nn.RMSNorm if config.norm == RMS else nn.LayerNorm
-    return kind(width or config.hidden, config.norm_eps)
+    width = width or config.hidden
+    if config.norm == RMS:
+        return nn.RMSNorm(width, config.norm_eps)
+    return nn.LayerNorm(width, config.norm_eps, bias=config.norm == LAYER_NORM)
 
 
 class Rotation:
@@ -65,8 +70,9 @@ class Rotation:
     As in Hugging Face's models, the two numbers that are rotated together are half a head apart.
     """
 
-    def __init__(self, positions: Tensor, head: int, base: float, dtype: torch.dtype) -> None:
-        """`head`: the numbers of a head."""
+    def __init__(self, positions: Tensor, head: int, base: float, dtype: torch.dtype, near_base: float | None = None) -> None:
+        """`head`: the numbers of a head. `near_base`: of near layers, if they have another."""
+        self.near = self if near_base is None else Rotation(positions, head, near_base, dtype)
         frequencies = 1.0 / base ** (torch.arange(0, head, 2, dtype=torch.float32, device=positions.device) / head)
         angles = positions[:, None].float() * frequencies
         cos, sin = angles.cos(), angles.sin()
@@ -83,7 +89,7 @@ class Rotation:
 
 
 class Layer(nn.Module):
-    """A layer over tokens x hidden: BERT's, with norms behind its two parts, or a decoder's, with norms before them.
+    """A layer over tokens x hidden: with norms behind its two parts, as BERT's, or before them, as a decoder's.
 
     The caller passes attention, and a function that adapts projections.
     """
@@ -91,16 +97,20 @@ class Layer(nn.Module):
     query: Function | None = None  # a plain layer has it and `key_value` after `put_query_apart`
     key_value: Function
 
-    def __init__(self, config: BackboneConfig, number: int = 0) -> None:
+    def __init__(self, config: BackboneConfig, number: int = 0, below: int = 0) -> None:
+        """`below`: how many layers of the whole model are below its stack."""
         super().__init__()
         self.number = number  # in its stack
+        near = config.near_in(below + number)
+        self._near = {} if near is None else {"near": near}
         self._widths, self._head = [config.query_width, config.key_width, config.key_width], config.head_size
         self._pre_norm, self._gated, self._head_norms = config.pre_norm, config.gated, config.head_norms
         self.qkv = nn.Linear(config.hidden, sum(self._widths), config.has_bias(QKV))
         if config.head_norms:
             self.query_norm, self.key_norm = (norm_of(config, config.head_size) for _ in range(2))
         self.attention_out = nn.Linear(config.query_width, config.hidden, config.has_bias(ATTENTION_OUT))
-        self.attention_norm = norm_of(config)
+        is_normed = config.pre_norm and config.normed_words and not config.is_decoder and below + number == 0
+        self.attention_norm = nn.Identity() if is_normed else norm_of(config)
         # If gated, it has two parts, the gate first.
         self.ffn_in = nn.Linear(config.hidden, config.intermediate * (2 if config.gated else 1), config.has_bias(FFN_IN))
         self.ffn_out = nn.Linear(config.intermediate, config.hidden, config.has_bias(FFN_OUT))
@@ -127,8 +137,8 @@ class Layer(nn.Module):
             if turn is None:
                 query, key, value = projected.split_with_sizes(self._widths, dim=-1)
             else:
-                query, key, value = turn.split(projected, self._widths)
-        attended = attend(self.number, query, key, value)
+                query, key, value = (turn.near if self._near else turn).split(projected, self._widths)
+        attended = attend(self.number, query, key, value, **self._near)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # Added in place: no other step needs the projection's output, not even the backward pass. A new tensor costs more.

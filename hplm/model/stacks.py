@@ -26,8 +26,8 @@ class LowerStack(nn.Module):
         self.words = nn.Embedding(config.vocabulary, config.hidden)
         if config.has_places:  # position inside the window only; a decoder's windows begin with the start id
             self.places = nn.Parameter(torch.zeros(config.window.n + config.is_decoder, config.hidden))
-        if not config.is_decoder:
-            self.norm = nn.LayerNorm(config.hidden, config.norm_eps)
+        if not config.is_decoder and config.normed_words:
+            self.norm = norm_of(config)
         self.layers = Layers(Layer(config, number) for number in range(config.lower_layers))
         if not config.is_decoder:
             self.gate = nn.Parameter(torch.zeros(config.window.n, config.hidden))
@@ -42,11 +42,14 @@ class LowerStack(nn.Module):
             return self._last_tokens(windows)
         tokens, lengths = self.packed(windows)
         places = tokens % self.window.n
-        x = self.norm(self.words(windows.flatten()[tokens] - 1) + embedding(places, self.places))
+        x = self.words(windows.flatten()[tokens] - 1)
+        if self.config.has_places:
+            x = x + embedding(places, self.places)
+        if self.config.normed_words:
+            x = self.norm(x)
         # Thousands of windows of few tokens take less time in torch's calls, one for each length, than in the compiled kernel.
         attend = PackedAttention(lengths, self.heads, x.device, compiled=False)
-        for layer in self.layers:
-            x = layer(x, attend)
+        x = through(self.layers, x, attend, turn=turn_of(self.config, places, x.dtype))
         gate = torch.sigmoid((x * embedding(places, self.gate)).sum(-1) + embedding(places, self.gate_bias[:, None])[:, 0])
         return self.spread(x * gate.unsqueeze(-1), tokens, windows)[:, self.window.stored]
 
@@ -92,8 +95,9 @@ class LowerStack(nn.Module):
 class UpperStack(nn.Module):
     """The part that runs for each request: gathered sums enter it, with the positions of their tokens, and pass its layers.
 
-    An encoder's sums get position, segment and a norm. A decoder's get learned positions, where its family has them, and what
-    leaves its layers is turned into logits of the next token.
+    Sums get position and segment, where the family learns them. Then layers that end in norms get normed sums. Layers that
+    begin with norms take sums as they are, and what leaves them gets a last norm. A decoder's is turned into logits of the
+    next token.
     """
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -102,18 +106,27 @@ class UpperStack(nn.Module):
         self.heads = config.heads
         if config.has_places:
             self.positions = nn.Embedding(config.positions, config.hidden)
-        if not config.is_decoder:
+        if config.segments:
             self.segments = nn.Embedding(config.segments, config.hidden)
+        if config.enters_normed:
             self.norm = nn.LayerNorm(config.hidden, config.norm_eps if config.entry_eps is None else config.entry_eps)
-        self.layers = Layers(Layer(config, number) for number in range(config.upper_layers))
-        if config.is_decoder:
+        else:
             self.final_norm = norm_of(config)
+        self.layers = Layers(Layer(config, number, config.lower_layers) for number in range(config.upper_layers))
+        if config.is_decoder:
             self.next_token = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
     def enter(self, sums: Tensor, positions: Tensor, segments: Tensor | None = None) -> Tensor:
-        if segments is not None:
-            return self.norm(sums + self.positions(positions) + self.segments(segments))
-        return sums + self.positions(positions) if self.config.has_places else sums
+        if self.config.has_places:
+            sums = sums + self.positions(positions)
+        if self.config.segments:
+            assert segments is not None
+            sums = sums + self.segments(segments)
+        return self.norm(sums) if self.config.enters_normed else sums
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Returns what heads read of tokens that have passed some layers."""
+        return x if self.config.enters_normed else self.final_norm(x)
 
     def forward(
         self,
@@ -124,9 +137,9 @@ class UpperStack(nn.Module):
         adapters: Sequence[Adapt] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Takes and returns packed tokens x hidden. `adapters`: one function for each layer. `rows`: the tokens to return.
+        """Takes and returns packed tokens x hidden, without the last norm. `adapters`: one function for each layer.
 
-        A decoder has no segments, and its positions are those in the whole sequences.
+        `rows`: the tokens to return. A decoder has no segments, and its positions are those in the whole sequences.
         """
         turn = turn_of(self.config, positions, sums.dtype)
         return through(self.layers, self.enter(sums, positions, segments), attend, adapters, rows, turn)
@@ -152,7 +165,9 @@ def through(
 
 def turn_of(config: BackboneConfig, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
     """Returns the rotation of tokens at these positions; None if the model does not rotate."""
-    return None if config.rotary_base is None else Rotation(positions, config.head_size, config.rotary_base, dtype)
+    if config.rotary_base is None:
+        return None
+    return Rotation(positions, config.head_size, config.rotary_base, dtype, config.near_base)
 
 
 def _without(start_id: int, windows: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class WholeModel(nn.Module):
         """Returns the vectors of the tokens in `rows`: rows x hidden. The texts lie end to end."""
         positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
         attend = PackedAttention(lengths, self.upper.heads, tokens.device)
-        return self.upper(self.words(tokens), positions, segments, attend, rows=rows)
+        return self.upper.leave(self.upper(self.words(tokens), positions, segments, attend, rows=rows))
 
     def save(self, path: Path) -> None:
         with open(path, "wb") as file:

@@ -19,7 +19,7 @@ from hplm.model import attention
 from hplm.model.attention import PackedAttention, rows_attend
 from testing.random_store import random_store
 from testing.reference import Reference
-from testing.toy import CONFIG, DOMAINS, random_text
+from testing.toy import CONFIG, DOMAINS, ROTARY, random_text
 from tests.engine.asker import texts_of
 from tests.support.device import needs_cuda
 
@@ -65,17 +65,18 @@ class Recorded(StagingSettings):
     recorded = True
 
 
-def any_length(self, query, key, value, ends):
+def any_length(self, query, key, value, ends, near):
     """Attends as torch's kernel for CUDA does, which knows the texts from `ends` alone."""
     bounds = [slice(*pair) for pair in zip(ends.tolist(), ends[1:].tolist(), strict=False)]
     assert max(own.stop - own.start for own in bounds) <= self.longest
-    return torch.cat([rows_attend(query[own], key[own], value[own], 1, self.heads) for own in bounds if own.start < own.stop])
+    texts = ([x[own] for x in (query, key, value)] for own in bounds if own.start < own.stop)
+    return torch.cat([rows_attend(*three, 1, self.heads, near) for three in texts])
 
 
-@pytest.fixture(scope="module")
-def alike(tmp_path_factory):
+@pytest.fixture(scope="module", params=[CONFIG, ROTARY], ids=["learned", "rotary"])
+def alike(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alike")
-    store = random_store(folder / "store", CONFIG, TENANTS, DOMAINS, spread=0.3)
+    store = random_store(folder / "store", request.param, TENANTS, DOMAINS, spread=0.3)
     export(store, folder / "repository", ServingOptions())
     return Reference.open(folder / "repository/toy/1")
 

@@ -3,15 +3,18 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from hplm.errors import InvalidInput
+from hplm.model import attention
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.layer import KEY_VALUE, QKV, QUERY
-from hplm.model.stacks import through
+from hplm.model.stacks import through, turn_of
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
 from hplm.model.word_spans import first_tokens, words_of
@@ -20,6 +23,9 @@ from testing.random_store import random_backbone
 from testing.toy import CONFIG
 from tests.support.families import FAMILIES, LENGTH, bytes_of_words, save_family, unigram
 from tests.support.message import mentioning
+
+ROTARY = ["eurobert", "modernbert", "nomic_bert"]
+SEGMENTS = dict.fromkeys(("camembert", "roberta", "xlm-roberta"), 1) | dict.fromkeys(ROTARY[:2], 0)  # of others 2
 
 
 @pytest.fixture
@@ -31,14 +37,22 @@ def saved(tmp_path):
 
 
 @torch.no_grad()
-def states(checkpoint, encoded):
-    weights, layers = checkpoint.weights, full_stack(checkpoint)
-    sums = weights["words.weight"][encoded.tokens]
-    sums = sums + weights["positions.weight"][: len(sums)]
-    sums = sums + weights["segments.weight"][encoded.segments.astype(int)]
-    norm = weights["norm.weight"], weights["norm.bias"]
-    x = torch.nn.functional.layer_norm(sums, sums.shape[1:], *norm, checkpoint.config.norm_eps)
-    return through(layers, x, PackedAttention([len(sums)], 3))
+def states(checkpoint, texts):
+    """Returns the last states of several texts, which are computed together: by all layers, and then by those of the split."""
+    config, weights, lengths = checkpoint.config, checkpoint.weights, [len(one.tokens) for one in texts]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    x = weights["words.weight"][np.concatenate([one.tokens for one in texts])]
+    if config.has_places:
+        x = x + weights["positions.weight"][positions]
+    if config.segments:
+        x = x + weights["segments.weight"][np.concatenate([one.segments for one in texts]).astype(int)]
+    if config.normed_words:
+        x = torch.nn.functional.layer_norm(x, x.shape[1:], weights["norm.weight"], weights.get("norm.bias"), config.norm_eps)
+    (_, upper), layers = split(checkpoint), full_stack(checkpoint)
+    attend, turn = PackedAttention(lengths, config.heads), turn_of(config, positions, x.dtype)
+    at_split = through(layers[: config.lower_layers], x, attend, turn=turn)
+    for above in (layers[config.lower_layers :], upper.layers):
+        yield upper.leave(through(above, at_split, attend, turn=turn)).split(lengths)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -46,15 +60,64 @@ def test_a_family_gives_the_states_of_transformers(saved, family):
     folder, stock = saved(family)
     checkpoint = load_checkpoint(folder, lower=1)
     config = checkpoint.config
-    assert (config.name, config.lower_layers, config.upper_layers, config.positions) == (family, 1, 2, LENGTH)
-    assert config.segments == (1 if "roberta" in family or family == "camembert" else 2)
+    assert (config.name, config.lower_layers, config.positions) == (family, 1, LENGTH)
+    assert config.segments == SEGMENTS.get(family, 2)
     tokenizer = Tokenizer(checkpoint.tokenizer_json, checkpoint.config.positions)
-    for text, pair in (("the cat sat", None), ("the cat", "on the mat"), ("the cat " * LENGTH, None)):
-        encoded = tokenizer.encode(text, pair, truncate=True)
-        given = {"token_type_ids": torch.tensor([encoded.segments.tolist()])} if family in ("bert", "electra") else {}
-        with torch.no_grad():
-            expected = stock(torch.tensor([encoded.tokens.tolist()]), **given).last_hidden_state[0]
-        assert torch.allclose(states(checkpoint, encoded), expected, atol=1e-4)
+    given = ("the cat sat", None), ("the cat", "on the mat"), ("the cat " * LENGTH, None)
+    texts = [tokenizer.encode(text, pair, truncate=True) for text, pair in given]
+    for found in states(checkpoint, texts):
+        for encoded, own in zip(texts, found, strict=True):
+            expected = states_of_transformers(stock, family, encoded.tokens, encoded.segments)[-1]
+            assert torch.allclose(own, expected, atol=1e-4)
+
+
+@torch.no_grad()
+def states_of_transformers(stock, family, tokens, segments=None):
+    """Returns the states of one text: those that enter the layers, and those behind each."""
+    given = {}
+    if segments is not None and family in ("bert", "electra", "nomic_bert"):
+        given["token_type_ids"] = torch.tensor([segments.tolist()])
+    return [own[0] for own in stock(torch.tensor([tokens.tolist()]), output_hidden_states=True, **given).hidden_states]
+
+
+@pytest.mark.parametrize("family", ROTARY)
+@torch.no_grad()
+def test_a_window_that_is_a_whole_text_gives_the_states_of_transformers(saved, family):
+    """Layers that turn need to know no position, so that the rows of a table are those of the original."""
+    folder, stock = saved(family)
+    checkpoint = load_checkpoint(folder, lower=2, window=Window(5))
+    tokens = np.array([7, 9, 8, 7, 11])
+    lower, _ = split(checkpoint)
+    expected = states_of_transformers(stock, family, tokens)[2]
+    assert torch.allclose(
+        lower(torch.tensor([tokens.tolist()]) + 1)[0], expected * lower.gate_bias.sigmoid()[:, None], atol=1e-4
+    )
+
+
+def test_a_long_text_has_no_mask_of_all_pairs_in_near_layers(saved):
+    """Several thousand tokens beside a short text, with and without the compiled kernel."""
+    folder, stock = saved("modernbert", max_position_embeddings=4000, local_attention=128)
+    checkpoint, rng = load_checkpoint(folder, lower=1), np.random.default_rng(0)
+    texts = [SimpleNamespace(tokens=rng.integers(5, 60, length), segments=None) for length in (4000, 40)]
+    for found in states(checkpoint, texts):
+        for one, own in zip(texts, found, strict=True):
+            assert torch.allclose(own, states_of_transformers(stock, "modernbert", one.tokens)[-1], atol=1e-4)
+    whole, masks = torch.randn(3, 4000, 32), []
+    sdpa = attention.scaled_dot_product_attention
+    attended = PackedAttention([4000], 2)(0, *whole, near=64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "scaled_dot_product_attention", lambda q, k, v, mask, **more: (
+            masks.append(mask.numel()) or sdpa(q, k, v, mask, **more)
+        ))  # fmt: skip
+        assert torch.allclose(PackedAttention([4000], 2, compiled=False)(0, *whole, near=64), attended, atol=1e-5)
+    assert max(masks) < 4000 * 4000 / 100
+
+
+def test_near_layers_that_are_not_each_nth_are_refused(saved):
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    folder, _ = saved("modernbert", layer_types=kinds)
+    with pytest.raises(InvalidInput, match=mentioning("near layers")):
+        load_checkpoint(folder)
 
 
 @torch.no_grad()

@@ -46,11 +46,16 @@ def word_pieces():
     return tokenizer_json(90), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 
 
+ROTARY = SIZES | {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": LENGTH}
+NEAR = 3  # tokens to each side
 FAMILIES = {  # the name of its classes, its tokenizer, and its sizes
     "bert": ("Bert", word_pieces, SIZES),
     "camembert": ("Camembert", unigram, SIZES | {"type_vocab_size": 1}),
     "distilbert": ("DistilBert", word_pieces, DISTIL),
     "electra": ("Electra", word_pieces, SIZES | {"embedding_size": 24}),
+    "eurobert": ("EuroBert", bytes_of_words, ROTARY | {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
+    "modernbert": ("ModernBert", bytes_of_words, ROTARY | {"local_attention": 2 * NEAR}),
+    "nomic_bert": ("NomicBert", word_pieces, ROTARY),
     "roberta": ("Roberta", bytes_of_words, SIZES | {"type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", unigram, SIZES | {"type_vocab_size": 1}),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hplm.engine.backbone import Backbone
 from hplm.model.layer import Layer, activation
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.tenants.snapshot import Tenant
-from testing.reference import Dictionaries, adapters_of, normed, windows_of
+from testing.reference import Dictionaries, adapters_of, normed, turned, windows_of
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,7 @@ class GenerativeReference:
         heads: list[Tensor] = []
         for head in range(config.heads):
             own, of_keys = slice(head * size, head * size + size), slice(head // shared * size, head // shared * size + size)
-            scores = self._turned(query[:, own]) @ self._turned(key[:, of_keys]).T / size**0.5
+            turns = partial(turned, base=config.rotary_base) if config.rotary_base is not None else lambda x: x
+            scores = turns(query[:, own]) @ turns(key[:, of_keys]).T / size**0.5
             heads.append(torch.softmax(scores.masked_fill(later, -torch.inf), dim=1) @ value[:, of_keys])
         return torch.cat(heads, dim=1)
-
-    def _turned(self, x: Tensor) -> Tensor:
-        """Rotates the tokens of one head as complex numbers: number i is the real part of the one half a head later."""
-        base, half = self.backbone.config.rotary_base, x.shape[1] // 2
-        if base is None:
-            return x
-        angles = torch.outer(torch.arange(len(x)).double(), base ** (-torch.arange(half).double() / half))
-        turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], dim=1).float()

@@ -18,7 +18,7 @@ PARTS = ("query", "key", "value")  # of one weight
 
 @pytest.fixture
 def before():
-    return PlotBody(random_backbone(CONFIG)[1], CONFIG.heads).eval().requires_grad_(False)
+    return PlotBody(random_backbone(CONFIG)[1]).eval().requires_grad_(False)
 
 
 def projections(body):
