@@ -23,6 +23,7 @@ from builder.importing.heads import peft_head
 from hplm.errors import MISFITS, InvalidInput
 from hplm.model.families import DECODERS, ENCODERS, PartNames
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
+from hplm.model.original import configuration_of
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
 PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn_gate ffn_in", FFN_OUT: "ffn_out"}
@@ -31,14 +32,14 @@ PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn
 def _places(*families: PartNames) -> Places:
     """Returns the projections of the modules of some families."""
     found: dict[str, Sequence[str]] = {}
-    for at, modules in (one for names in families for one in names.layer.items() if one[0] in PRODUCTS):
-        own = PRODUCTS[at].split()[-len(modules) if at == FFN_IN else 0 :]  # few families have a gate
+    for family, at, modules in ((own, *one) for own in families for one in own.layer.items() if one[0] in PRODUCTS):
+        own = PRODUCTS[at].split()[0 if at != FFN_IN or family.gated else 1 :]
         found |= {module: own[number :: len(modules)] for number, module in enumerate(modules)}
     return found
 
 
-PLACES, DECODER_PLACES = _places(ENCODERS["bert"].names), _places(*(family.names for family in DECODERS.values()))
-OF_BERT, OF_DECODER = r"(?:bert\.)?encoder\.layer\.(\d+)\.(.+)", r"(?:\w+\.)*(?:layers|h)\.(\d+)\.(.+)"
+DECODER_PLACES = _places(*(family.names for family in DECODERS.values()))
+OF_DECODER = r"(?:\w+\.)*(?:layers|h)\.(\d+)\.(.+)"
 # The names of tensors: the module and the part. Those without a part are of adapters that cannot be imported.
 PEFT_LORA = r"(.+)\.lora_(?:([AB])\.weight|.+)"
 
@@ -89,12 +90,15 @@ def _peft(folder: Path, config: Mapping[str, Any], model: str, task: str | None,
     alpha_of, rank_of = (_by_module(config, *names, path) for names in (("lora_alpha", "alpha_pattern"), ("r", "rank_pattern")))
     is_rooted = bool(config.get("use_rslora"))
     scaled = {name: _lora(parts, name, alpha_of(name), rank_of(name), path, is_rooted) for name, parts in modules.items()}
-    head = None
+    head, layer, places = None, OF_DECODER, DECODER_PLACES
     if not is_decoder:
-        head = peft_head(source, config, saved, scaled, model, task)
+        kind = configuration_of(model).model_type
+        head = peft_head(source, config, saved, scaled, model, task, kind)
+        names = ENCODERS[kind].names
+        layer, places = rf"(?:\w+\.)?{re.escape(names.layers)}\.(\d+)\.(.+)", _places(names)
     elif saved:
         raise InvalidInput(f"{source} holds {min(saved)!r} whole, which tenants share: train without modules_to_save")
-    changes = _changes(scaled, *((OF_DECODER, DECODER_PLACES) if is_decoder else (OF_BERT, PLACES)), source)
+    changes = _changes(scaled, layer, places, source)
     base = config.get("base_model_name_or_path")
     return Foreign(source, base, changes, head)
 

@@ -14,7 +14,20 @@ from torch import Tensor
 
 from builder.console import waiting
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check_shapes, read_json
-from builder.importing.heads import Linear, chosen_labels, classifier, numbered_labels, reordered
+from builder.importing.heads import (
+    EVERY_TASK,
+    LAST_OF_TASK,
+    LAYERS,
+    LAYERS_OF_OTHERS,
+    SEQUENCE,
+    TASK_OF_ENDING,
+    Linear,
+    chosen_labels,
+    classifier,
+    folded,
+    numbered_labels,
+    reordered,
+)
 from builder.learning.bodies import WholeBody, checkpoint_of
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
@@ -28,17 +41,7 @@ from hplm.model.layer import QKV
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-CLASSIFY, TAG, SPAN = "classify", "tag", "span"
-SEQUENCE = "ForSequenceClassification"
-TASK_OF_ENDING = {SEQUENCE: CLASSIFY, "ForTokenClassification": TAG, "ForQuestionAnswering": SPAN}  # of the names of classes
-LAST_OF_TASK = {TAG: "classifier", SPAN: "qa_outputs"}  # the layer that gives a token's logits
-# What a classifier of a text is: its first layer, the function behind it, its second layer.
-LAYERS = {
-    "bert": ("bert.pooler.dense", "tanh", "classifier"),
-    "distilbert": ("pre_classifier", "relu", "classifier"),
-    "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
-}
-LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
+FIRST_TOKEN = ("cls", "bos")  # values of classifier_pooling
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
 # The parts of a tokenizer that choose its tokens, and what users call them.
 TOKENIZING = {"model": "vocabulary", **{part: part for part in ("normalizer", "pre_tokenizer", "post_processor")}}
@@ -206,5 +209,11 @@ def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, la
         return tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
 
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
-    outputs = linear(LAST_OF_TASK.get(trained, last))
-    return classifier(path, path, outputs, trained, task, labels, lambda: linear(first), function)
+    pooling = getattr(model.config, "classifier_pooling", FIRST_TOKEN[0])
+    if ending == SEQUENCE and pooling not in FIRST_TOKEN:
+        raise InvalidInput(
+            f"{path} has classifier_pooling {pooling!r}, but a tenant reads the first token: fine-tune with {FIRST_TOKEN[0]!r} "
+            f"(of a EuroBERT {FIRST_TOKEN[1]!r}), or let a tenant learn from this checkpoint's answers"
+        )
+    outputs = folded(linear(last), tensors) if kind in EVERY_TASK else linear(LAST_OF_TASK.get(trained, last))
+    return classifier(path, path, outputs, trained, task, labels, lambda: linear(first), function, kind in EVERY_TASK)

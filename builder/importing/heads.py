@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,33 @@ from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, Tenso
 from builder.tasks.tasks import training_task
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
+from hplm.model.families import WEIGHT_AND_BIAS
 from hplm.model.original import silent_transformers, weights_of
 from hplm.tasks import find_task
 
-TASK_OF_CLASS = {"BertForSequenceClassification": "classify", "BertForTokenClassification": "tag"}
+CLASSIFY, TAG, SPAN = "classify", "tag", "span"
+SEQUENCE = "ForSequenceClassification"
+TASK_OF_ENDING = {SEQUENCE: CLASSIFY, "ForTokenClassification": TAG, "ForQuestionAnswering": SPAN}  # of the names of classes
 TASK_OF_PROBLEM = {
     "single_label_classification": "classify",
     "multi_label_classification": "multilabel",
     "regression": "regress",
 }
-IMPORTED = sorted({*TASK_OF_CLASS.values(), *TASK_OF_PROBLEM.values()})  # the tasks whose heads can be imported
+IMPORTED = sorted({CLASSIFY, TAG, *TASK_OF_PROBLEM.values()})  # the tasks whose heads can be imported
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}  # of peft
-POOLER = r"(?:bert\.)?pooler\.dense"
+LAST_OF_TASK = {TAG: "classifier", SPAN: "qa_outputs"}  # the layer that gives a token's logits
+# What a classifier of a text is: its first layer, the function behind it, its second layer.
+LAYERS = {
+    "bert": ("bert.pooler.dense", "tanh", "classifier"),
+    "distilbert": ("pre_classifier", "relu", "classifier"),
+    "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
+    "eurobert": ("dense", "gelu", "classifier"),
+    "modernbert": ("head.dense", "gelu_norm", "classifier"),
+    "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
+}
+LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
+NORM = "head.norm"  # behind the function of a `gelu_norm`, which its second layer takes up
+EVERY_TASK = ("modernbert",)  # families whose heads have two layers for each task
 
 Linear = tuple[Tensor, Tensor | None]  # the weight and the bias of a layer
 
@@ -37,60 +53,88 @@ def head_of(*layers: Linear) -> dict[str, Tensor]:
 
 
 def peft_head(
-    source: Path, config: Mapping[str, Any], saved: Tensors, changes: dict[str, Tensors], model: str, task: str | None
+    source: Path,
+    config: Mapping[str, Any],
+    saved: Tensors,
+    changes: dict[str, Tensors],
+    model: str,
+    task: str | None,
+    kind: str,
 ) -> ForeignHead:
-    """Reads the head of a saved LoRA: modules that were saved whole. Takes the LoRA of the pooler out of `changes`."""
-    path = source.with_name(ADAPTER_CONFIG)
+    """Reads the head of a saved LoRA: modules that were saved whole. Takes the LoRA of the first layer out of `changes`.
+
+    `kind`: of the model.
+    """
+    path, (first, function, last) = source.with_name(ADAPTER_CONFIG), LAYERS.get(kind, LAYERS_OF_OTHERS)
     stated = accepted(config, "task_type", (False, *TASK_OF_TYPE), f"train with {' or '.join(TASK_OF_TYPE)}", path)
-    classes, way_out = (False, *TASK_OF_CLASS), f"train with {' or '.join(TASK_OF_CLASS)}"
-    base_class = accepted(config.get("auto_mapping") or {}, "base_model_class", classes, way_out, path)
-    pooler_changes = [changes.pop(name) for name in list(changes) if re.fullmatch(POOLER, name)]
-    pooler_parts = {name.rpartition(".")[2]: saved.pop(name) for name in list(saved) if re.match(POOLER, name)}
-    weight, bias = saved.pop("classifier.weight", None), saved.pop("classifier.bias", None)
+    endings, mapping = [ending for ending, own in TASK_OF_ENDING.items() if own in IMPORTED], config.get("auto_mapping") or {}
+    ending = re.sub(".*(?=For)", "", mapping.get("base_model_class") or "")
+    accepted(mapping | {"base_model_class": ending}, "base_model_class", (False, *endings), f"train with {endings}", path)
+    of_first = rf"(?:{kind}\.)?{re.escape(first.removeprefix(f'{kind}.'))}"
+    first_changes = [changes.pop(name) for name in list(changes) if re.fullmatch(of_first, name)]
+    parts = {name: saved.pop(name) for name in list(saved) if re.match(rf"({of_first}|{NORM})\.", name)}
+    last = last if f"{last}.weight" in saved else LAST_OF_TASK[TAG]
+    weight, bias = saved.pop(f"{last}.weight", None), saved.pop(f"{last}.bias", None)
     if saved:
+        modules = sorted({name.removeprefix(f"{kind}.").partition(".")[0] for name in (first, last)})
         raise InvalidInput(
-            f"{source} holds {min(saved)!r} whole, which is no part of a BERT classifier: modules_to_save may name "
-            "'classifier' and 'pooler'"
+            f"{source} holds {min(saved)!r} whole, which is no part of a {kind} classifier: modules_to_save may name {modules}"
         )
     if weight is None:
         raise InvalidInput(f"{source} has no classifier: train with task_type, or with modules_to_save=['classifier']")
-    trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_CLASS.get(base_class or "")
+    trained = TASK_OF_TYPE.get(stated or "") or TASK_OF_ENDING.get(ending)
     labels = numbered_labels(model_config(path.parent))
 
-    def pooler() -> Linear:
-        is_whole = pooler_parts.keys() == {"weight", "bias"}
-        weight, bias = (pooler_parts["weight"], pooler_parts["bias"]) if is_whole else _base_pooler(model, source)
-        return weight + sum(change["b"] @ change["a"] for change in pooler_changes), bias
+    @cache
+    def base() -> dict[str, Tensor]:
+        return _base_head(model, source, first) | parts
 
-    return classifier(path, source, (weight, bias), trained, task, labels, pooler)
+    def first_layer() -> Linear:
+        own = {name.rpartition(".")[2]: part for name, part in parts.items() if not name.startswith(NORM)}
+        if "weight" not in own:
+            own = {which: base()[f"{first}.{which}"] for which in WEIGHT_AND_BIAS if f"{first}.{which}" in base()}
+        return own["weight"] + sum(change["b"] @ change["a"] for change in first_changes), own.get("bias")
+
+    last_layer = weight, bias
+    if kind in EVERY_TASK:
+        last_layer = folded(last_layer, parts if f"{NORM}.weight" in parts else base())
+    return classifier(path, source, last_layer, trained, task, labels, first_layer, function, kind in EVERY_TASK)
+
+
+def folded(last: Linear, tensors: Mapping[str, Tensor]) -> Linear:
+    """Returns the second layer of a `gelu_norm` with the scale and shift of its norm."""
+    (weight, bias), scale, shift = last, tensors[f"{NORM}.weight"], tensors.get(f"{NORM}.bias")
+    return weight * scale, bias if shift is None else weight @ shift + (0 if bias is None else bias)
 
 
 def classifier(
     path: Path, source: Path, linear: Linear, trained: str | None, given: str | None, labels: list[str] | None,
-    first: Callable[[], Linear], function: str = "tanh",
+    first: Callable[[], Linear], function: str = "tanh", every_task: bool = False,
 ) -> ForeignHead:  # fmt: skip
     """Reads a head of transformers' own classes: a linear layer on each token, or behind a first layer and a function.
 
-    `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names.
+    `path`: its configuration, `trained`: the task that it names, `given`: the task that the user names. `every_task`: a linear
+    layer on each token is behind a first one too.
     """
     if (named := trained or given) and find_task(named).reads_first_token:
         trained = sequence_task(path.parent, len(linear[0]), given)
     task = chosen_task(given, trained, path)
-    if not find_task(task).reads_first_token:
+    if not (find_task(task).reads_first_token or every_task):
         return ForeignHead(source, task, head_of(linear), None, labels)
     return ForeignHead(source, task, head_of(first(), linear), function, labels)
 
 
-def _base_pooler(model: str, why: Path) -> Linear:
-    """Reads the pooler, a dense layer and tanh on the first token's state, of the checkpoint that the store was made from."""
-    way_out = "save the adapter with its pooler (peft: modules_to_save=['classifier', 'pooler']), or train a head without one"
+def _base_head(model: str, why: Path, first: str) -> dict[str, Tensor]:
+    """Reads a classifier's first layer, such as BERT's pooler, of the checkpoint that the store was made from."""
+    module = first.split(".")[-2 if "." in first else -1]
+    way_out = f"save the adapter with it (peft: modules_to_save=['classifier', {module!r}]), or train a head without one"
     try:
-        loaded, report = weights_of(model, silent_transformers().AutoModel)
-        if (pooler := getattr(loaded, "pooler", None)) is None or any("pooler" in name for name in report["missing_keys"]):
+        loaded, report = weights_of(model, getattr(silent_transformers(), f"AutoModel{SEQUENCE}"))
+        if any(name.startswith(f"{first}.") for name in report["missing_keys"]):
             raise InvalidInput("it has none")
     except InvalidInput as error:
-        raise InvalidInput(f"{why} reads the pooler of {model!r}, which the store was made from. {error}: {way_out}") from error
-    return pooler.dense.weight.detach(), pooler.dense.bias.detach()
+        raise InvalidInput(f"{why} reads {module!r} of {model!r}, which the store was made from. {error}: {way_out}") from error
+    return {name: tensor.detach() for name, tensor in loaded.state_dict().items()}
 
 
 def numbered_labels(stored: Mapping[str, Any]) -> list[str] | None:

@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 
 from builder.importing.agreement import agreement
-from builder.importing.checkpoint import LAST_OF_TASK, LAYERS, LAYERS_OF_OTHERS, SEQUENCE, SPAN, TASK_OF_ENDING, Family
-from builder.importing.heads import TASK_OF_PROBLEM
+from builder.importing.checkpoint import Family
+from builder.importing.heads import (
+    EVERY_TASK,
+    LAST_OF_TASK,
+    LAYERS,
+    LAYERS_OF_OTHERS,
+    NORM,
+    SEQUENCE,
+    SPAN,
+    TASK_OF_ENDING,
+    TASK_OF_PROBLEM,
+)
 from builder.importing.matching import TunedModel, answers_of
 from builder.store.store import Store, TenantVersion, written_folder
 from builder.tasks.examples import read_unlabelled
@@ -29,6 +39,7 @@ from hplm.tasks import TASKS
 # A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
 # leave a large one as it is.
 SMALL, LARGE = 1e-3, 100.0
+POOLED_BY = {"eurobert": "bos", "modernbert": "cls"}  # as a tenant reads the first token
 STUDENTS = "the students: the checkpoint answers as the full stack does"
 NO_ANSWER = "the score of no answer, for which transformers' head has no output: the checkpoint always answers"
 
@@ -46,15 +57,22 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
         )
     examples = list(read_unlabelled(texts)) if texts is not None else []
     adapter, head = store.tenant_weights(tenant)
-    kind, upper = configuration_of(store.model).model_type, store.upper().layers
+    kind, stack = configuration_of(store.model).model_type, store.upper()
+    upper = stack.layers
     if adapter is not None and layout is not None:
         hold(upper, upper, [{name: part.float() for name, part in own.items()} for own in adapter], layout)
     tensors: dict[str, Tensor] = {}
-    for number, layer in enumerate(upper, store.config.lower_layers):
-        for ours, names in ENCODERS[kind].names.of_layer(number).items():
+    config, parts_of = store.config, ENCODERS[kind].names
+    for number, layer in enumerate(upper, config.lower_layers):
+        for ours, names in parts_of.of_layer(number).items():
+            sizes = [config.query_width, config.key_width, config.key_width] if len(names) == 3 else None
             for which in WEIGHT_AND_BIAS:
-                parts = getattr(layer.get_submodule(ours), which).chunk(len(names))
-                tensors |= {f"{name}.{which}": part for name, part in zip(names, parts, strict=True)}
+                if (own := getattr(layer.get_submodule(ours), which, None)) is not None:
+                    parts = own.split(sizes) if sizes else own.chunk(len(names))
+                    tensors |= {f"{name}.{which}": part for name, part in zip(names, parts, strict=True)}
+    if not config.enters_normed:
+        final = stack.final_norm.named_parameters(parts_of.body["final_norm"])
+        tensors |= dict(final)
     model = _model(store, tenant)
     tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in tensors.items()}
     tensors |= _head(kind, tenant, {name: part.float() for name, part in head.items()})
@@ -85,6 +103,10 @@ def _model(store: Store, tenant: TenantVersion) -> Any:
         given |= {"id2label": dict(enumerate(tenant.labels)), "label2id": {name: i for i, name in enumerate(tenant.labels)}}
     if ending == SEQUENCE:
         given["problem_type"] = next(problem for problem, task in TASK_OF_PROBLEM.items() if task == tenant.task)
+        if (own := configuration_of(store.model)).model_type in POOLED_BY:
+            given["classifier_pooling"] = POOLED_BY[own.model_type]
+    if configuration_of(store.model).model_type in EVERY_TASK:
+        given["classifier_bias"] = True
     return weights_of(store.model, loader, ignore_mismatched_sizes=True, **given)[0]
 
 
@@ -92,6 +114,15 @@ def _head(kind: str, tenant: TenantVersion, head: dict[str, Tensor]) -> dict[str
     """Returns the tenant's head by the names that the family has for it."""
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
     weight, bias, width = head["weight"], head["bias"], head["weight"].shape[1]
+    if kind in EVERY_TASK:
+        if tenant.head_function != function:
+            raise InvalidInput(
+                f"a head of a {kind} has {function} between its two layers, and that of tenant {tenant.id!r} has "
+                f"{tenant.head_function or 'one layer'}: build one with --head-function {function}"
+            )
+        outputs = len(TASKS[tenant.task].fixed_labels or tenant.labels)  # without no answer
+        tensors = {f"{last}.weight": weight[:outputs], f"{last}.bias": bias[:outputs], f"{NORM}.weight": torch.ones(width)}
+        return tensors | {f"{first}.weight": head["dense"], f"{first}.bias": head["dense_bias"]}
     if tenant.task in LAST_OF_TASK:
         if tenant.head_function is not None:
             raise InvalidInput(f"the head of tenant {tenant.id!r} has two layers, and those of transformers' {tenant.task} one")

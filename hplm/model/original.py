@@ -77,6 +77,8 @@ def _pretrained(loader: Any, model: str, what: str, **given: Any) -> Any:
             said = "it needs code of its own, which hPLM never runs: save it with a class of transformers"
         elif "ignore_mismatched_sizes" in said:
             said = "a tensor has another shape than config.json says, perhaps for another number of labels: save it again"
+        elif "Unrecognized configuration class" in said:
+            said = f"transformers has no {loader.__name__.removeprefix('Auto')} of this kind"
         elif Path(model).is_absolute() and not Path(model).exists():  # which the library takes for an odd name
             said = "there is no such folder"
         raise InvalidInput(f"cannot load the {what} of {model!r}: {said}") from error

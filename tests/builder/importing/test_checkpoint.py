@@ -289,7 +289,7 @@ class Harmful:
 OWN_CODE = {f"Auto{part}": f"own.{part}" for part in ("Config", "Model", f"Model{SEQUENCE}", "Tokenizer")}
 # Copies of a good folder that cannot be imported: another field of its configuration or content of a file, and what is named.
 FIELDS = {
-    "architecture": ({"model_type": "modernbert"}, ["'modernbert'", "distances", "roberta"]),
+    "architecture": ({"model_type": "deberta"}, ["'deberta'", "distances", "roberta"]),
     "class": ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", SEQUENCE]),
     "own-class": ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "own"]),
     "code": ({"model_type": "own", "auto_map": OWN_CODE}, ["'own'"]),
