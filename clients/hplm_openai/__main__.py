@@ -13,7 +13,7 @@ import uvicorn
 from hplm_client.errors import HplmClientError
 from hplm_client.settings import host_and_port
 from hplm_openai.app import Gateway, RequestLimits
-from hplm_openai.decoders import Decoders
+from hplm_openai.backbones import Backbones
 
 SECONDS_TO_DRAIN = 10  # for answers on their way
 SECONDS_IDLE = 75  # that a connection stays open; longer than a proxy keeps it
@@ -24,13 +24,13 @@ def parser() -> argparse.ArgumentParser:
     limits = RequestLimits()
     described = argparse.ArgumentParser(
         prog="python -m hplm_openai",
-        description="Serves OpenAI's interface (models, completions, chat) for the decoders of a Triton, without TLS.",
+        description="Serves the interfaces of OpenAI and others (docs/openai.md) for the tenants of a Triton, without TLS.",
     )
     add = described.add_argument
     add("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="the Triton's gRPC port (default: %(default)s)")
     add("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, for this machine only)")
     add("--port", type=int, default=9000, help="default: %(default)s; 0: any free port")
-    add("--decoder", action="append", default=[], metavar="NAME", help="a decoder to ask; default: all of the server")
+    add("--decoder", action="append", default=[], metavar="NAME", help="a decoder to ask, and no encoder; default: all")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="without a part of an answer (default: %(default)g)")
     add("--largest-body", type=int, default=limits.largest_body, metavar="BYTES", help="of a request (default: %(default)s)")
     add("--at-once", type=int, default=limits.at_once, metavar="N", help="requests on their way (default: %(default)s)")
@@ -56,12 +56,12 @@ def main() -> None:
     except (HplmClientError, OSError) as error:
         sys.exit(f"hplm_openai: {error}")
     limits = RequestLimits(args.largest_body, args.at_once, args.chat_tokens)
-    server = server_of(Gateway(lambda: Decoders(args.url, args.decoder, args.timeout), limits))
+    server = server_of(Gateway(lambda: Backbones(args.url, args.decoder, args.timeout), limits))
     if args.until_stdin_closes:
         threading.Thread(target=_stop_after_stdin, args=(server,), daemon=True).start()
     else:
         host, port = listening.getsockname()[:2]
-        print(f"OpenAI's interface at http://{host}:{port}/v1, for the Triton at {args.url}", flush=True)
+        print(f"the gateway is at http://{host}:{port}/v1, for the Triton at {args.url}", flush=True)
     server.run(sockets=[listening])
 
 

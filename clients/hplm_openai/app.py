@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,13 +18,16 @@ from starlette.types import ASGIApp
 
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
+from hplm_client.settings import TENANT_HEADER
 from hplm_client.wire import Value
 from hplm_openai.answers import AnswerWriter, ChatWriter, CompletionWriter, model_of
+from hplm_openai.backbones import Backbones
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
-from hplm_openai.decoders import Decoders
-from hplm_openai.errors import Refused, refusal
-from hplm_openai.requests import check_model, key_in, read_chat, read_completion
+from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint
+from hplm_openai.errors import Refused, refusal, wrong
+from hplm_openai.fields import check_model, key_in, shown
+from hplm_openai.requests import read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"
@@ -32,13 +36,13 @@ ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived
 
 @dataclass(frozen=True)
 class RequestLimits:
-    largest_body: int = 1_000_000  # bytes
+    largest_body: int = 4_000_000  # bytes
     at_once: int = 1024  # requests on their way
     usual_tokens: int = 256  # of a chat's answer, where the request does not say
 
 
 class Gateway:
-    def __init__(self, connect: Callable[[], Decoders], limits: RequestLimits) -> None:
+    def __init__(self, connect: Callable[[], Backbones], limits: RequestLimits) -> None:
         """`connect` is called in the event loop that serves."""
         self._connect = connect
         self._limits = limits
@@ -51,6 +55,11 @@ class Gateway:
                 Route("/v1/models/{name:path}", self._model, methods=["GET"]),
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                *(
+                    Route(path, partial(self._encode, endpoint=endpoint), methods=["POST"])
+                    for own, endpoint in ENDPOINTS.items()
+                    for path in dict.fromkeys((own, OF_TENANT + own.removeprefix(OF_TENANT)))
+                ),
             ],
             middleware=[Middleware(AtOnce, most=self._limits.at_once, exempt=HEALTH)],
             exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
@@ -60,23 +69,23 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self._decoders = self._connect()
+        self._backbones = self._connect()
         yield
-        await self._decoders.close()
+        await self._backbones.close()
 
     async def _health(self, _: Request) -> Response:
-        if not await self._decoders.ready():
+        if not await self._backbones.ready():
             raise Refused(503, "the server is not ready, or cannot be reached")
         return JSONResponse({"status": "ready"})
 
     async def _models(self, request: Request) -> Response:
-        opened = await while_connected(request.receive, self._decoders.opened(_key_of(request)))
+        opened = await while_connected(request.receive, self._backbones.opened(_key_of(request)))
         return JSONResponse({"object": "list", "data": list(map(model_of, opened))})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         check_model(name)
-        return JSONResponse(model_of(await while_connected(request.receive, self._decoders.find(name, _key_of(request)))))
+        return JSONResponse(model_of(await while_connected(request.receive, self._backbones.find(name, _key_of(request)))))
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, read_completion, CompletionWriter)
@@ -88,13 +97,10 @@ class Gateway:
         self, request: Request, read: Callable[..., list[CompletionRequest]], kind: type[AnswerWriter]
     ) -> Response:
         key = _key_of(request)
-        several = read(await read_body(request, self._limits.largest_body), key)
-        more: dict[str, Value] = {}
-        if arrived := request.headers.getlist(ARRIVED):  # passed on, so that the server counts its times from then
-            more[ARRIVED] = ", ".join(arrived)
+        several, more = read(await read_body(request, self._limits.largest_body), key), _arrived_in(request)
         several = [replace(asked, id=request.state.id, more={**asked.more, **more}) for asked in several]
         answer = kind(several[0])
-        responses = together([self._decoders.ask(asked) for asked in several])
+        responses = together([self._backbones.ask(asked) for asked in several])
         try:
             if not answer.request.stream:
                 return JSONResponse(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
@@ -103,6 +109,12 @@ class Gateway:
         except HplmClientError as error:
             raise refusal(error, answer.request) from error
         return Events(answer, first, responses)
+
+    async def _encode(self, request: Request, endpoint: Endpoint) -> Response:
+        key, body = _key_of(request), await read_body(request, self._limits.largest_body)
+        own = self._backbones.infer(_model_of(request, body), key, endpoint, body, request.state.id, _arrived_in(request))
+        question, answers = await while_connected(request.receive, own)
+        return JSONResponse(question.write(answers))
 
 
 async def _whole(responses: AsyncGenerator[Numbered], count: int) -> list[Outputs]:
@@ -118,6 +130,23 @@ def _key_of(request: Request) -> str | None:
     return key_in(request.headers.getlist("authorization"))
 
 
+def _model_of(request: Request, body: Mapping[str, Any]) -> str:
+    """Returns the tenant that a request names by its path, its header, or as others do by the field `model`."""
+    named = [*request.path_params.values(), *request.headers.getlist(TENANT_HEADER)]
+    if (field := body.get("model")) is not None or not named:
+        check_model(field, f", by 'model' or the header {TENANT_HEADER}")
+        named.append(field)
+    if len(set(named)) > 1:
+        raise wrong(f"the request names several models ({', '.join(map(shown, named))}): name one", "model")
+    return named[0]
+
+
+def _arrived_in(request: Request) -> dict[str, Value]:
+    """Returns when a request arrived, so that the server counts its times from then."""
+    arrived = request.headers.getlist(ARRIVED)
+    return {ARRIVED: ", ".join(arrived)} if arrived else {}
+
+
 async def _told(request: Request, error: Exception) -> Response:
     """Returns what a client gets for an error."""
     match error:
@@ -128,8 +157,8 @@ async def _told(request: Request, error: Exception) -> Response:
         case HplmClientError():
             refused = refusal(error, CompletionRequest(key=_key_of(request), id=request.state.id))
         case HTTPException():
-            served = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/NAME, GET /health"
+            served = ", ".join([*(f"POST {path}" for path in (*CHATS, *ENDPOINTS)), "GET /v1/models", "GET /health"])
             refused = Refused(error.status_code, f"no such endpoint: {served} are served here", headers=error.headers)
         case _:
             refused = Refused(500, "the gateway failed: its log says where", "internal")
-    return JSONResponse(refused.body, refused.status, refused.headers)
+    return refused.response(request.url.path)

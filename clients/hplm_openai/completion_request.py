@@ -39,6 +39,11 @@ class CompletionRequest:
         """The number of answers to each prompt. The server has taken it, as text too."""
         return int(self.sampling.get("n", 1))
 
+    @property
+    def prompt_field(self) -> str | None:
+        """The request's field that has the prompt; None of a request to an encoder."""
+        return "messages" if self.messages is not None else "prompt" if self.tenant else None
+
     def inputs(self) -> dict[str, str | bool]:
         ids = {} if self.token_ids is None else {"token_ids": self.token_ids}
         return {**inputs_of(self.text, self.messages, self.sampling, self.stream), **ids}

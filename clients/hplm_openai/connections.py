@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hplm_client.errors import HplmClientError
@@ -112,7 +112,7 @@ async def _parts(answer: AnswerWriter, first: Numbered, responses: AsyncGenerato
             yield _events(answer.chunks(*response))
         yield _events(answer.last_chunks()) + END
     except HplmClientError as error:
-        yield _events([refusal(error, answer.request).body])
+        yield _events([refusal(error, answer.request).body("/v1")])
 
 
 async def together(several: list[AsyncGenerator[Outputs]]) -> AsyncGenerator[Numbered]:
@@ -176,7 +176,7 @@ class Named:
         scope.setdefault("state", {})["id"] = own.decode()
         if is_wrong:
             refused = wrong("the header x-request-id is not 1 to 256 printable characters without spaces: send it so, once")
-            await JSONResponse(refused.body, refused.status)(scope, receive, named)
+            await refused.response(scope["path"])(scope, receive, named)
             return
         await self.app(scope, receive, named)
 
@@ -195,8 +195,8 @@ class AtOnce:
             await self.app(scope, receive, send)
             return
         if self._on_their_way >= self.most:
-            full = Refused(503, f"{self._on_their_way} requests are on their way: retry after 1 s", "queue_full")
-            await JSONResponse(full.body, full.status, {"retry-after": "1"})(scope, receive, send)
+            said, headers = f"{self._on_their_way} requests are on their way: retry after 1 s", {"retry-after": "1"}
+            await Refused(503, said, "queue_full", None, headers).response(scope["path"])(scope, receive, send)
             return
         self._on_their_way += 1
         try:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and which of them an error of the server becomes."""
+"""Errors in the form of each interface, and which of them an error of the server becomes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from hplm_client import errors
 from hplm_client.errors import HplmClientError
@@ -23,13 +25,10 @@ STATUSES: dict[int, tuple[type[HplmClientError], ...]] = {  # the first that fit
     504: (errors.ClientTimeout,),
 }
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # below 500 else "invalid_request_error"
+TEI_TYPES = {**dict.fromkeys((400, 401, 404, 408, 413, 415), "validation"), **dict.fromkeys((429, 503), "overloaded")}
 CODES = {"no_tenant": "model_not_found", "quota": "rate_limit_exceeded"}  # for others: our word
 TOO_LONG = re.compile(r"are more than the \d+ that the model takes|characters, but [\d,]+ are read at most")  # of a prompt
 DRAINING_S = 1.0  # when to come again where the server does not say: another replica may be there
-
-
-class OnlyEncoders(errors.NoBackbone):
-    """The server has backbones, but none that generates text."""
 
 
 @dataclass(eq=False)
@@ -45,10 +44,23 @@ class Refused(Exception):
     def __str__(self) -> str:
         return self.message
 
-    @property
-    def body(self) -> dict[str, Any]:
+    def body(self, path: str) -> dict[str, Any]:
+        """Returns the error in the form of the interface that has this path: OpenAI's and vLLM's, if it is no other's."""
         kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        match re.sub("^/models/[^/]+(?=/)", "", path):
+            case "/v1/classifications":  # Mistral's
+                return {"object": "error", **error}
+            case "/v1/rerank" | "/v2/rerank":  # Cohere's and Jina's
+                return {"message": self.message, "detail": self.message, "code": self.code}
+            case "/predict" | "/embed" | "/rerank":  # TEI's
+                return {"error": self.message, "error_type": TEI_TYPES.get(self.status, "backend")}
+            case other if other.startswith("/models/"):  # Hugging Face's
+                return {"error": self.message}
+        return {"error": error}
+
+    def response(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 def wrong(message: str, param: str | None = None) -> Refused:
@@ -77,7 +89,7 @@ def refusal(error: HplmClientError, request: CompletionRequest) -> Refused:
     message, param = _message(error), "model" if status == 404 else None
     code = CODES.get(error.word or "", error.word)
     if isinstance(error, errors.InvalidInput) and TOO_LONG.search(message):
-        code, param = "context_length_exceeded", "prompt" if request.messages is None else "messages"
+        code, param = "context_length_exceeded", request.prompt_field
     if request.usual_tokens is not None and "'max_tokens'" in message:
         message += f". The request has no 'max_tokens', so {request.usual_tokens} was taken, the gateway's default"
     for setting, field in request.fields.items():
@@ -91,8 +103,6 @@ def _message(error: HplmClientError) -> str:
     """Returns the server's sentence without its word and the server's address. An error without a word gets one of ours."""
     if isinstance(error, errors.NoTenant):
         return "no such model, or not yours: check the model and the key"
-    if isinstance(error, OnlyEncoders):
-        return f"{error}. Ask those with hplm_client or KServe's interface: they read texts, this interface generates them"
     if error.word is None:
         return _WITHOUT_WORD.get(type(error), "the server failed: the gateway's log says how")
     sentence = str(error).partition(f"[{error.word}] ")[2] or str(error)
@@ -101,8 +111,8 @@ def _message(error: HplmClientError) -> str:
 
 _WITHOUT_WORD: dict[type[HplmClientError], str] = {
     errors.InvalidInput: "the server takes no such request: check its fields",
-    errors.NoBackbone: "the server has no decoder that is ready: try again later",
-    errors.ClientTimeout: "the server did not answer in time: ask for fewer tokens, or try again later",
+    errors.NoBackbone: "the server has no model that is ready: try again later",
+    errors.ClientTimeout: "the server did not answer in time: ask for less, or try again later",
     errors.ConnectionLost: "the server closed the connection before the answer was whole: try again",
     errors.NotConnected: "the server cannot be reached: try again later",
     errors.Unavailable: "the server takes no requests now: try again later",

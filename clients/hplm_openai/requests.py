@@ -8,7 +8,8 @@ from typing import Any
 
 from hplm_client.wire import Value
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.errors import Refused, wrong
+from hplm_openai.errors import wrong
+from hplm_openai.fields import check_model, deadline_in, flag, given_in, priority_in, shown, unknown
 
 # OpenAI does not have those of the second line, but other servers with its interface do.
 SAMPLING = (
@@ -18,11 +19,6 @@ SAMPLING = (
 COMMON = {"model", "stream", "stream_options", *SAMPLING, "response_format", "deadline_ms", "truncate", "priority"}
 COMPLETION = COMMON | {"prompt", "max_tokens", "logprobs", "echo"}
 CHAT = COMMON | {"messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
-# Fields that no answer depends on here, which are not read.
-IGNORED = {
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key",
-    "safety_identifier",
-}  # fmt: skip
 # Fields that are not supported, and values of them that ask for nothing. Those of the second line are vLLM's.
 NEUTRAL = {
     "best_of": [1], "suffix": [""], "modalities": [["text"]], "tools": [[]],
@@ -30,20 +26,8 @@ NEUTRAL = {
     "skip_special_tokens": [True], "add_generation_prompt": [True],
 }  # fmt: skip
 TOOLS = {"tools", "tool_choice", "functions", "function_call"}
-LONGEST_NAME = 256  # characters of a model's name
 MOST_PROMPTS = 128  # of one request
 ROLES = {"developer": "system"}  # OpenAI's newer names, and those that templates know
-
-
-def key_in(headers: list[str]) -> str | None:
-    """Returns the key of a request, from its `authorization` headers. None: it has none."""
-    if not headers:
-        return None
-    scheme, _, key = headers[0].strip().partition(" ")
-    key = key.strip()
-    if len(set(headers)) > 1 or scheme.lower() != "bearer" or not (key.isascii() and key.isprintable()):
-        raise Refused(401, "the header authorization is not 'Bearer KEY': send it so, once", "invalid_api_key")
-    return key or None
 
 
 def read_completion(body: Mapping[str, Any], key: str | None) -> list[CompletionRequest]:
@@ -59,7 +43,7 @@ def read_completion(body: Mapping[str, Any], key: str | None) -> list[Completion
     sampling = _sampling(given, "max_tokens")
     if "logprobs" in given:
         sampling["logprobs"] = given["logprobs"]
-    if _flag(given, "echo"):
+    if flag(given, "echo"):
         sampling["echo"] = True
     common = {**_common(given, key), "sampling": sampling, "fields": {**_renamed(given), "token_ids": "prompt"}}
     if are_ids:
@@ -86,7 +70,7 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> li
     usual = None if most_tokens in given else usual_tokens
     if usual is not None:
         sampling["max_tokens"] = usual
-    if _flag(given, "logprobs"):
+    if flag(given, "logprobs"):
         sampling["logprobs"] = given.get("top_logprobs", 0)
     elif given.get("top_logprobs", 0) != 0:
         raise wrong("'top_logprobs' needs 'logprobs': true", "top_logprobs")
@@ -95,43 +79,32 @@ def read_chat(body: Mapping[str, Any], key: str | None, usual_tokens: int) -> li
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Returns the fields that were given. As with OpenAI, null is as good as nothing."""
-    given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
+    """Returns the fields that were given."""
+    given = given_in(body)
     if given.get("stop") == "":
         del given["stop"]
     for name in [name for name in given if name not in known]:
         if given.pop(name) not in NEUTRAL.get(name, []):
-            way = "describe the answer by 'response_format' instead" if name in TOOLS else "leave it out"
-            raise wrong(f"the field {_shown(name)} is unknown, or not supported with this value: {way}", name[:LONGEST_NAME])
+            raise unknown(name, "describe the answer by 'response_format' instead" if name in TOOLS else "leave it out")
     return given
 
 
-def check_model(model: Any) -> None:
-    """Raises if this is no tenant's name."""
-    if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME or "\0" in model:  # Triton would end it there
-        raise wrong("the model is no name: send the name of a tenant, such as GET /v1/models lists", "model")
-
-
-def _common(given: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+def _common(given: dict[str, Any], key: str | None) -> dict[str, Any]:
     model = given.get("model")
     check_model(model)
-    stream = _flag(given, "stream")
+    stream = flag(given, "stream")
     options = given.get("stream_options", {})
     known = {"include_usage", "include_obfuscation"}  # the latter only adds noise
     if not isinstance(options, dict) or not options.keys() <= known or (options and not stream):
         raise wrong('\'stream_options\' may be {"include_usage": true}, with "stream": true', "stream_options")
-    deadline_ms = _number(given, "deadline_ms") if "deadline_ms" in given else None
-    more: dict[str, Value] = {}
-    if _flag(given, "truncate"):
+    deadline_ms, priority = deadline_in(given), priority_in(given)
+    more: dict[str, Value] = {} if priority is None else {"hplm_priority": priority}
+    if flag(given, "truncate"):
         more["truncate"] = True
-    if "priority" in given:
-        if type(given["priority"]) is not int or not -(2**31) <= given["priority"] < 2**31:
-            raise wrong(f"'priority' is {_shown(given['priority'])}: give a whole number of 32 bits", "priority")
-        more["hplm_priority"] = given["priority"]
     return {
         "tenant": model,
         "stream": stream,
-        "include_usage": _flag(options, "include_usage"),
+        "include_usage": flag(options, "include_usage"),
         "timeout_us": None if deadline_ms is None else max(1, round(1000 * deadline_ms)),
         "more": more,
         "key": key,
@@ -161,7 +134,7 @@ def _structured(given: Mapping[str, Any]) -> dict[str, Any] | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return {"json": schema}
     forms = '{"type": "json_object"} or {"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
-    raise wrong(f"'response_format' is {_shown(asked)}: give {forms}", "response_format")
+    raise wrong(f"'response_format' is {shown(asked)}: give {forms}", "response_format")
 
 
 def _renamed(given: Mapping[str, Any]) -> dict[str, str]:
@@ -173,8 +146,8 @@ def _message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise wrong(f"{name} is no object: send the fields 'role' and 'content'", name)
     given = {field: value for field, value in message.items() if value is not None}
-    for unknown in given.keys() - {"role", "content", "name"}:  # no template reads a name
-        raise wrong(f"{name} has the field {_shown(unknown)}, which is not supported: leave it out", name)
+    for other in given.keys() - {"role", "content", "name"}:  # no template reads a name
+        raise wrong(f"{name} has the field {shown(other)}, which is not supported: leave it out", name)
     role, content = given.get("role"), given.get("content")
     if isinstance(content, list):
         content = "".join(_text(part, name) for part in content)
@@ -187,23 +160,3 @@ def _text(part: Any, name: str) -> str:
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise wrong(f"{name} has a part that is not text: send parts of the type 'text' only", name)
     return part["text"]
-
-
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
-    if type(value) is not bool:
-        raise wrong(f"{name!r} is {_shown(value)}: give true or false", name)
-    return value
-
-
-def _number(given: Mapping[str, Any], name: str) -> float:
-    value = given[name]
-    if type(value) not in (int, float) or not 0 < value <= 1e9:
-        raise wrong(f"{name!r} is {_shown(value)}: give milliseconds above 0, 1,000,000,000 at most", name)
-    return value
-
-
-def _shown(value: Any) -> str:
-    """Returns a value for a message, or its beginning."""
-    shown = repr(value)
-    return shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}..."

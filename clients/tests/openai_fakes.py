@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-from triton_fakes import FakeTriton, Refusal, Request
+from triton_fakes import FakeTriton, Refusal, Request, tensors
 
 from hplm_client.errors import BY_WORD
 from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, RequestLimits
-from hplm_openai.decoders import Decoders
+from hplm_openai.backbones import Backbones
 from tests.support.wait import PATIENCE, eventually
 
 BUSY = "[quota] the tenant has 1 request in flight: retry after 1.5 s"
@@ -32,11 +32,23 @@ class Tenants(FakeTriton):
     """
 
     models = frozenset({"chat", "minilm", "minilm-lookup", "minilm-upper"})
+    encoded = ("mood",)  # tenants of the encoder, by ENCODED
 
     def take(self, request: Request) -> dict[str, np.ndarray]:
-        """Lists the tenants of an encoder."""
-        assert request.parameters["hplm_tenants"]
-        return {"LABEL": np.array([[listing(["mood"], "classify", request.parameters.get("tenant")).encode()]], np.object_)}
+        """Lists the tenants of the encoder, or answers as one of them. `mood` of a text `[word] ...` refuses it so."""
+        tenant, known = request.parameters.get("tenant"), {name: ENCODED[name] for name in self.encoded}
+        if "hplm_tenants" in request.parameters:
+            return {"LABEL": np.array([[encoders(known, tenant).encode()]], np.object_)}
+        self._note(request)
+        if tenant not in known:
+            raise Refusal("[no_tenant] no such tenant", 404)
+        texts, pairs = request.inputs["TEXT"], request.inputs.get("TEXT_PAIR", ())
+        if texts[0].startswith("["):
+            raise Refusal(texts[0])
+        rows = [ENCODED[tenant][2](*each) for each in zip(texts, *[pairs] * bool(pairs), strict=True)]
+        most = request.parameters.get("top_k", 9) or 9
+        outputs = tensors([own[:most] for own in rows], LOGITS=[[LOGITS]] * len(texts))
+        return {name: outputs[name] for name in request.outputs}
 
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
         tenant, is_keyed = request.parameters.get("tenant"), request.headers.get("authorization") == "Bearer secret"
@@ -73,12 +85,43 @@ class Tenants(FakeTriton):
                 request.gone.wait(PATIENCE)
 
 
+LOGITS = [0.0, 1.0, -1.0]  # of each text, for `bad`, `good` and `so`
+WORDS = [("Ada", "B-PER"), ("King", "I-PER"), ("met", "O"), ("Bob", "B-PER"), ("\u200b", "")]
+
+
+def words(text: str) -> list[Any]:
+    return [(tag, 0.5 if tag else 0.0, (text.index(word), text.index(word) + len(word))) for word, tag in WORDS]
+
+
+ENCODED: dict[str, tuple[str, list[str], Any]] = {  # by name: the task, the labels, and the rows of a text or pair
+    "mood": ("classify", ["bad", "good", "so"], lambda text, *_: each_label([0.25, 0.67, 0.08], text)),
+    "flags": ("multilabel", ["bad", "good", "so"], lambda text: each_label([0.5, 0.75, 0.25], text)),
+    "names": ("tag", ["O", "B-PER", "I-PER"], words),
+    "near": ("regress", ["value"], lambda text, pair: [(str(len(pair) - len(text)), 0.0, (0, len(text)))]),
+    "find": ("span", ["start", "end"], lambda text, pair: [(pair[4:7], 0.75, (4, 7))]),
+}
+
+
+def each_label(scores: list[float], text: str) -> list[Any]:
+    """Returns rows of the labels, the likeliest first."""
+    rows = [(label, score, (0, len(text))) for label, score in zip(("bad", "good", "so"), scores, strict=True)]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def encoders(known: dict[str, tuple[str, list[str], Any]], named: str | None) -> str:
+    if named is None:
+        return json.dumps([{"tenant": name, "task": task} for name, (task, *_) in known.items()])
+    if named not in known:
+        raise Refusal("[no_tenant] no such tenant", 404)
+    return json.dumps([{"tenant": named, "task": known[named][0], "labels": known[named][1]}])
+
+
 def listing(tenants: list[str], task: str, named: str | None) -> str:
     if named is None:
         return json.dumps([{"tenant": tenant, "task": task} for tenant in tenants])
     if named not in tenants:
         raise Refusal("[no_tenant] no such tenant", 404)
-    return json.dumps([{"tenant": named, "task": task, "labels": ["good", "bad"] if task == "classify" else []}])
+    return json.dumps([{"tenant": named, "task": task, "labels": []}])
 
 
 def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]:
@@ -123,8 +166,8 @@ class Served:
         return answer.status, answer.headers, read
 
     def post(self, path, _headers=None, **body):
-        """Returns the status and the answer to a request: JSON, or the list of a stream's events."""
-        status, headers, read = self.send("POST", f"/v1/{path}", body, **(_headers or {}))
+        """Returns the status and the answer to a request: JSON, or a stream's events. `path` is below /v1, or whole."""
+        status, headers, read = self.send("POST", path if path[0] == "/" else f"/v1/{path}", body, **(_headers or {}))
         if headers["content-type"].startswith("text/event-stream"):
             return status, [line.removeprefix("data: ") for line in read.decode().split("\n\n") if line]
         return status, json.loads(read)
@@ -142,7 +185,7 @@ def gateway(url: str = "", **limits) -> Iterator[Served]:
     """`url`: of another Triton than the fake."""
     with ExitStack() as stack:
         triton, listening = stack.enter_context(Tenants()), socket.create_server(("127.0.0.1", 0))
-        server = server_of(Gateway(lambda: Decoders(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)))
+        server = server_of(Gateway(lambda: Backbones(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         port = listening.getsockname()[1]
         thread.start()

@@ -9,9 +9,8 @@ import pytest
 from triton_fakes import PART, FakeTriton, Refusal
 
 from hplm_client.errors import Draining, HplmClientError, NoBackbone, NoTenant, ServerFault, UnexpectedAnswer
+from hplm_openai.backbones import SECONDS_KNOWN, Backbones
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.decoders import SECONDS_KNOWN, Decoders
-from hplm_openai.errors import OnlyEncoders
 from tests.support.wait import Clock, Hold
 from tests.support.ways import generate
 
@@ -43,6 +42,10 @@ class Several(FakeTriton):
             raise GONE
         return [{"name": "text_input" if model in self.tenants else "INPUT"}]
 
+    def take(self, request):
+        """An encoder lists no tenant."""
+        raise GONE if request.model in self.gone else Refusal("[no_tenant]")
+
     def decode(self, request):
         found, tenant = self.tenants[request.model], request.parameters.get("tenant")
         is_listing = "hplm_tenants" in request.parameters
@@ -62,7 +65,7 @@ def use(act, named=(), clock=None, **given):
     """Returns what `act(decoders, triton)` gives, and the fake Triton. No time passes but by the clock."""
 
     async def in_loop():
-        decoders = Decoders(triton.grpc_url, named, 30.0, (clock or Clock()).monotonic)
+        decoders = Backbones(triton.grpc_url, named, 30.0, (clock or Clock()).monotonic)
         try:
             return await act(decoders, triton)
         finally:
@@ -98,7 +101,7 @@ async def outcome(decoders, tenant):
         ("a", {"y": GONE, "z": ["b"]}, {}, NoTenant, "z"),
         ("a", {"y": ["b"], "z": GONE}, {}, NoTenant, "y"),
         ("a", {}, {}, NoBackbone, ""),
-        ("a", {}, {"gone": ["toy", "toy-lookup", "toy-upper"]}, OnlyEncoders, ""),
+        ("a", {}, {"gone": ["toy", "toy-lookup", "toy-upper"]}, NoTenant, ""),
         ("silent", {"y": ["silent"]}, {}, UnexpectedAnswer, "y"),
     ],
 )

@@ -154,7 +154,7 @@ def test_the_key_goes_to_the_server_and_opens_models(served):
     encoder, decoder = json.loads(listed)["data"]
     assert encoder == {"id": "mood", "owned_by": "minilm", "task": "classify", **ours}
     assert decoder == {"id": "open", "owned_by": "chat", "task": "generate", **ours}
-    assert json.loads(served.send("GET", "/v1/models/mood")[2]) == {**encoder, "labels": ["good", "bad"]}
+    assert json.loads(served.send("GET", "/v1/models/mood")[2]) == {**encoder, "labels": ["bad", "good", "so"]}
     for name, headers, status, code in (
         ("open", {}, 200, None), ("keyed", bearer, 200, None), ("keyed", {}, 401, "invalid_api_key"),
         ("nobody", bearer, 404, "model_not_found"), ("a/b", bearer, 404, "model_not_found"), ("", {}, 400, "invalid_input"),
@@ -375,11 +375,13 @@ def test_a_draining_server_says_when_to_come_again():
     assert refusal(Draining("[draining] retry after 3 s"), asked).headers["retry-after"] == "3"
 
 
-def test_before_encoders_only_the_refusal_names_them(monkeypatch):
+def test_before_encoders_only_a_prompt_is_refused(monkeypatch):
     monkeypatch.setattr(Tenants, "models", frozenset({"minilm", "minilm-lookup", "minilm-upper"}))
     with gateway() as served:
         status, answer = served.complete()
-        assert status == 404 and mentions(error_in(answer)["message"], "minilm", "hplm_client")
+        assert status == 401 and error_in(answer)["code"] == "invalid_api_key"
+        status, answer = served.complete(model="mood")
+        assert status == 400 and mentions(error_in(answer)["message"], "classify", "/v1/classifications")
         assert json.loads(served.send("GET", "/v1/models")[2])["data"][0]["id"] == "mood"
 
 

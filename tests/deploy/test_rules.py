@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from hplm.server.process import program
+from hplm_openai.endpoints import ENDPOINTS
 from tests.cluster.front import CLOSED, GENERATE, INFER, SERVICE, message_of, read_answer
 from tests.deploy.door import require_haproxy
 from tests.deploy.image import DEPLOY
@@ -152,11 +153,11 @@ PATHS = {
         "/v2/systemsharedmemory/region/any/register /v2/cudasharedmemory/status /v2/models/toy-lookup/infer "
         "/v2/models/toy-upper/infer /v2/models/toy-admin/infer /v2/models/nobody/infer /v2/models/toy/infer/ "
         "/v2//models/toy/infer /v2/models/toy-lookup/../toy/infer /v2/models/%74oy/infer /v2/models/toy/trace/setting "
-        "/v2/models/toy-upper/versions/1/infer /v2/models/toy/versions/x/infer /v1/embeddings /v1 "
-        "/v1/completions/ /health /v1//completions"
+        "/v2/models/toy-upper/versions/1/infer /v2/models/toy/versions/x/infer /v1/audio /v1 "
+        "/v1/completions/ /health /v1//completions /models /classify/ /v1/score"
     ),
     ("GET", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"): INFER,
-    ("GET",): COMPLETIONS,
+    ("GET",): f"{COMPLETIONS} /v1/embeddings /models/plain",
     ("POST",): "/v1/models /v1/models/plain",
 }
 
@@ -202,9 +203,10 @@ def test_openai_has_the_limits_of_other_requests_and_no_answer_without_its_gatew
     refused(door.send("POST", COMPLETIONS), 411)
     refused(door.post(COMPLETIONS, b" " * (LONGEST_REQUEST + 1)), 413)
     refused(door.post(COMPLETIONS, asked, content_encoding="gzip"), 415)
-    for way in (lambda door: door.post(COMPLETIONS, asked), lambda door: door.send("GET", "/v1/models")):
-        eventually(lambda: mentions(way(door).error, "[draining]") and way(door).status == 503)  # noqa: B023
-        refused(way(opened()), 404)
+    without, posted = opened(), (path.format(tenant="plain") for path in (COMPLETIONS, *ENDPOINTS))
+    for sent in (("GET", "/v1/models"), *(("POST", path, asked) for path in posted)):
+        eventually(lambda: mentions(door.send(*sent).error, "[draining]") and door.send(*sent).status == 503)  # noqa: B023
+        refused(without.send(*sent), 404)
 
 
 def test_slow_clients_are_cut_off(opened):

@@ -1,0 +1,185 @@
+"""The backbones of one Triton, which the gateway asks over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from hplm_client import AsyncHplmClient, generation, wire
+from hplm_client.answer import Answer, Tenant
+from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant
+from hplm_client.generation import Listing, Outputs
+from hplm_client.settings import ClientSettings
+from hplm_client.transports.grpc import AsyncGrpcTransport
+from hplm_openai.completion_request import CompletionRequest
+from hplm_openai.endpoints import Endpoint, Question, wrong_task
+
+SECONDS_KNOWN = 5.0  # how long the server's lists of models and tenants are used; they change
+SECONDS_TO_FIND = 10.0
+NONE_READY = "the server has no backbone that is ready"
+MOST_HOMES = 10_000  # tenants whose backbone is remembered
+
+
+class Models(NamedTuple):
+    decoders: list[str]
+    encoders: list[str]
+
+
+class Backbones:
+    """Belongs to the event loop in which it is made."""
+
+    def __init__(self, url: str, named: Sequence[str], seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`named`: the decoders to ask; empty: all of the server. `seconds` limit the wait for each part of an answer."""
+        self._url, self._transport = url, AsyncGrpcTransport(ClientSettings(url, "grpc"))
+        self._clients: dict[str, AsyncHplmClient] = {}  # of encoders
+        self._named = list(named)
+        self._seconds, self._clock = seconds, clock
+        self._known: Models | None = None
+        self._known_at = 0.0
+        self._renewing: asyncio.Task[Models] | None = None
+        # The tenant of a name and key, of a decoder (True) or an encoder, and when it was found; the oldest first.
+        self._homes: dict[tuple[str, str | None, bool], tuple[Tenant, float]] = {}
+
+    async def opened(self, key: str | None) -> list[Tenant]:
+        """Returns the tenants that a key opens, sorted, each of the first backbone that has it."""
+        decoders, encoders = await self._models()
+        found = await asyncio.gather(*(self._listed(name, None, key) for name in [*decoders, *encoders]))
+        by_name = {tenant.name: tenant for tenants in reversed(found) for tenant in tenants}
+        return [by_name[name] for name in sorted(by_name)]
+
+    async def find(self, tenant: str, key: str | None) -> Tenant:
+        """Returns one of these tenants, with its labels."""
+        decoders, encoders = await self._models()
+        found = await self._first([*decoders, *encoders], tenant, key)
+        if not found.task:
+            raise NoTenant("no such tenant") if found.backbone else NoBackbone(NONE_READY)
+        return found
+
+    async def ask(self, request: CompletionRequest) -> AsyncGenerator[Outputs]:
+        """Yields the responses of the first decoder that has the tenant. To close the generator cancels the request."""
+        while True:
+            home, is_remembered = await self._home(request.tenant, request.key, decodes=True)
+            name = home.backbone
+            async with aclosing(self._transport.generate(name, request, request.timeout_us, self._seconds)) as responses:
+                try:
+                    first = generation.first_response(await anext(responses, None), name)
+                except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
+                    self._homes.pop((request.tenant, request.key, True), None)
+                    if not is_remembered:
+                        raise
+                    continue
+                yield first
+                async for response in responses:
+                    yield response
+                return
+
+    async def infer(
+        self, tenant: str, key: str | None, endpoint: Endpoint, body: Mapping[str, Any], id: str, more: Mapping[str, wire.Value]
+    ) -> tuple[Question, list[Answer]]:
+        """Returns what an endpoint asks the first encoder that has the tenant, and the answers. `more`: parameters."""
+        while True:
+            home, is_remembered = await self._home(tenant, key, decodes=False)
+            question, sent = endpoint.question(body, home), {"tenant": tenant, "api_key": key, "request_id": id}
+            try:
+                return question, await self._client(home.backbone).infer_batch(**question.asked, parameters=more, **sent)
+            except (NoTenant, NoBackbone):
+                self._homes.pop((tenant, key, False), None)
+                if not is_remembered:
+                    raise
+
+    def _client(self, backbone: str) -> AsyncHplmClient:
+        """Sends nothing again: whoever asks the gateway decides."""
+        if backbone not in self._clients:
+            self._clients[backbone] = AsyncHplmClient(self._url, "grpc", backbone, network_timeout=self._seconds, retries=0)
+        return self._clients[backbone]
+
+    async def ready(self) -> bool:
+        try:
+            return await self._transport.ready(None, SECONDS_TO_FIND)
+        except ConnectionFailed:
+            return False
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for one in (self._transport, *self._clients.values()):
+            await one.close()
+
+    async def _home(self, tenant: str, key: str | None, decodes: bool) -> tuple[Tenant, bool]:
+        """Returns a tenant of a decoder or an encoder, the first that lists it, and whether it is from memory.
+
+        A listing is not counted, while a request that a backbone refuses counts as one for an unknown tenant. A tenant that
+        none lists has no task, and is asked for at a backbone, which refuses it.
+        """
+        models = await self._models()
+        names, others = models if decodes else reversed(models)
+        known, known_at = self._homes.get((tenant, key, decodes), (None, 0.0))
+        if known is not None and known.backbone in names and self._clock() - known_at < SECONDS_KNOWN:
+            return known, True
+        found = await self._first(names, tenant, key)
+        if found.task:
+            self._homes.pop((tenant, key, decodes), None)  # the oldest come first
+            self._homes[tenant, key, decodes] = found, self._clock()
+            if len(self._homes) > MOST_HOMES:
+                del self._homes[next(iter(self._homes))]
+        elif (other := await self._first(others, tenant, key)).task:
+            raise wrong_task(other)
+        elif not names:
+            raise NoTenant("no such tenant") if others else NoBackbone(NONE_READY)
+        return found, False
+
+    async def _first(self, names: Sequence[str], tenant: str, key: str | None) -> Tenant:
+        """Returns the tenant of the first backbone that lists it. If none does: without a task, of one that refuses it."""
+        refusing: list[str] = []
+        listings = (self._listed(name, tenant, key) for name in names)
+        for name, found in zip(names, await asyncio.gather(*listings, return_exceptions=True), strict=True):
+            if isinstance(found, NoTenant):
+                refusing.append(name)
+            elif isinstance(found, BaseException):
+                raise found
+            elif found:
+                return found[0]
+        return Tenant(tenant, "", [*refusing, *names, ""][0])
+
+    async def _listed(self, name: str, tenant: str | None, key: str | None) -> list[Tenant]:
+        """Returns the tenants of a backbone that a key opens. `tenant`: only this one."""
+        try:
+            if self._known is not None and name in self._known.encoders:
+                request = wire.encode_listing(tenant, key)
+                return wire.listed_in(await self._transport.infer(name, request, None, SECONDS_TO_FIND), name)
+            listing = Listing(tenant=tenant or "", key=key)
+            responses = [one async for one in self._transport.generate(name, listing, None, SECONDS_TO_FIND)]
+            return generation.listed_in(responses, name)
+        except NoBackbone:  # it was unloaded meanwhile
+            return []
+
+    async def _models(self) -> Models:
+        """Returns the models to ask. One task at a time renews the list; others use the old one meanwhile, if any."""
+        if self._named:
+            return Models(self._named, [])
+        now, renewing = self._clock(), self._renewing
+        if renewing is None or renewing.done():
+            if self._known is not None and now - self._known_at < SECONDS_KNOWN:
+                return self._known
+            self._known_at = now
+            renewing = self._renewing = asyncio.create_task(self._renewed())
+        elif self._known is not None:
+            return self._known
+        return await asyncio.shield(renewing)  # others may wait for it too
+
+    async def _renewed(self) -> Models:
+        statistics = await self._transport.statistics(SECONDS_TO_FIND)
+        others = wire.others_in(statistics)
+        are_decoders = await asyncio.gather(*map(self._is_decoder, others))
+        decoders = [name for name, is_decoder in zip(others, are_decoders, strict=True) if is_decoder]
+        self._known = Models(decoders, wire.backbones_in(statistics))
+        return self._known
+
+    async def _is_decoder(self, model: str) -> bool:
+        try:
+            return generation.reads_prompts(await self._transport.metadata(model, SECONDS_TO_FIND))
+        except NoBackbone:  # it was unloaded meanwhile
+            return False
