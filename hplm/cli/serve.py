@@ -45,7 +45,7 @@ def serve(
     :param http_port: 0: any free port
     :param grpc_port: 0: any free port
     :param metrics_port: 0: any free port
-    :param openai_port: also serve OpenAI's interface here, for decoders; 0: any free port (default: no such interface)
+    :param openai_port: also serve the interfaces of OpenAI and others here; 0: any free port (default: no such interface)
     :param log_file: file to append the log to (default: .hplm/serve-HTTP_PORT.log)
     :param start_timeout: seconds in which all models must load
     :param notice: seconds after SIGTERM for which only probes fail, so that routers notice; then requests are refused
@@ -140,9 +140,7 @@ def announce(server, gateway, without_keys: list[str]) -> None:
     say(f"gRPC          {server.grpc_url}")
     say(f"metrics       {server.metrics_url}/metrics")
     if gateway is not None:
-        say(f"OpenAI        {gateway.url}")
-        if not any('"hplm_generate"' in config.read_text("utf-8") for config in server.repository.glob("*/config.pbtxt")):
-            say("no decoder    OpenAI's interface is for decoders, and this repository has none: it refuses every request")
+        say(f"gateway       {gateway.url}")
     if without_keys:
         names = ", ".join(without_keys[:NAMED]) + (", ..." if len(without_keys) > NAMED else "")
         say(f"open          tenants without a key, which answer everybody: {len(without_keys)} ({names})")

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible gateway (`clients/hplm_openai`) as a process beside a tritonserver."""
+"""The gateway (`clients/hplm_openai`) as a process beside a tritonserver."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GatewayProcess:
         command = [*(sys.executable, "-m", "hplm_openai", "--url", grpc_url), "--until-stdin-closes"]
         command += ["--socket", str(descriptor)]
         # Python imports from its working directory first.
-        self._process = Process("the OpenAI gateway", command, log, descriptors=[descriptor], folder="/", tie=Tie.STDIN)
+        self._process = Process("the gateway", command, log, descriptors=[descriptor], folder="/", tie=Tie.STDIN)
         self._process.start()
         self._looking = threading.Thread(target=self._look_until_ending, args=(self._process,), name="gateway", daemon=True)
         self._looking.start()

@@ -98,9 +98,9 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         for protocol in ("HTTP", "gRPC", "metrics"):
             assert re.search(rf"^{protocol} +127\.0\.0\.1:\d+", said, re.MULTILINE)
         log = tmp_path / ".hplm" / "serve-0.log"
-        assert mentions(said, "tritonserver", "toy-lookup", "no decoder", "--address 0.0.0.0", log, len(SERVED), "acme")
+        assert mentions(said, "tritonserver", "toy-lookup", "--address 0.0.0.0", log, len(SERVED), "acme")
         assert mentions(said, state / "toy") and log.is_file()  # a mistyped one would be seen here
-        url = re.search(r"^OpenAI +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
+        url = re.search(r"^gateway +(http://127\.0\.0\.1:\d+/v1)$", said, re.MULTILINE)[1]
         stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
 
         live = Manager.open(toy.repository, state)
@@ -111,7 +111,7 @@ def test_what_ends_is_started_again_but_never_without_the_state_that_was_seen(to
         listed = models(url)
         assert "echo" in listed and "acme" not in listed  # it has a key
         os.kill(first, signal.SIGKILL)
-        assert mentions(process.stdout.readline(), "restarting", "OpenAI", "SIGKILL")
+        assert mentions(process.stdout.readline(), "restarting", "gateway", "SIGKILL")
         assert models(url) == listed  # the connection waits until the gateway is there again
         gateway = children_of(process)[1]
         assert gateway != first
@@ -150,9 +150,9 @@ def test_a_signal_stops_all_when_a_stream_on_its_way_is_whole(toy, tmp_path):
     command = [*HPLM, "serve", "--repository", str(chat.repository), *ANY_PORTS, "--openai-port", "0"]
     command += ["--notice", "0", "--", "--log-verbose=1"]
     with running(command, tmp_path) as (process, said):
-        url = re.search(r"^OpenAI +(\S+)$", said, re.MULTILINE)[1]
+        url = re.search(r"^gateway +(\S+)$", said, re.MULTILINE)[1]
         group, gateway = children_of(process)
-        assert "--log-verbose=1" in process_group.arguments(group) and "no decoder" not in said
+        assert "--log-verbose=1" in process_group.arguments(group)
         stock = Stock(SimpleNamespace(http_url=re.search(r"^HTTP +(\S+)", said, re.MULTILINE)[1]), "http")
         assert stock.ask(["a"], "acme", outputs=("LABEL",))
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
