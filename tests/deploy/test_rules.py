@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -204,9 +205,10 @@ def test_openai_has_the_limits_of_other_requests_and_no_answer_without_its_gatew
     refused(door.post(COMPLETIONS, b" " * (LONGEST_REQUEST + 1)), 413)
     refused(door.post(COMPLETIONS, asked, content_encoding="gzip"), 415)
     without, posted = opened(), (path.format(tenant="plain") for path in (COMPLETIONS, *ENDPOINTS))
-    for sent in (("GET", "/v1/models"), *(("POST", path, asked) for path in posted)):
-        eventually(lambda: mentions(door.send(*sent).error, "[draining]") and door.send(*sent).status == 503)  # noqa: B023
-        refused(without.send(*sent), 404)
+    asks = (partial(lambda path, door: door.post(path, asked), path) for path in posted)
+    for ask in (lambda door: door.send("GET", "/v1/models"), *asks):
+        eventually(lambda: mentions(ask(door).error, "[draining]") and ask(door).status == 503)  # noqa: B023
+        refused(ask(without), 404)
 
 
 def test_slow_clients_are_cut_off(opened):
