@@ -82,9 +82,11 @@ class Backbones:
         """Returns what an endpoint asks the first encoder that has the tenant, and the answers. `more`: parameters."""
         while True:
             home, is_remembered = await self._home(tenant, key, decodes=False)
-            question, sent = endpoint.question(body, home), {"tenant": tenant, "api_key": key, "request_id": id}
+            question = endpoint.question(body, home)
+            parameters = {**question.asked.get("parameters", {}), **more}
+            asked = {**question.asked, "tenant": tenant, "api_key": key, "request_id": id, "parameters": parameters}
             try:
-                return question, await self._client(home.backbone).infer_batch(**question.asked, parameters=more, **sent)
+                return question, await self._client(home.backbone).infer_batch(**asked)
             except (NoTenant, NoBackbone):
                 self._homes.pop((tenant, key, False), None)
                 if not is_remembered:

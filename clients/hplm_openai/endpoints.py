@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import struct
 import time
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from hplm_client.answer import Answer, Row, Tenant
 from hplm_openai.errors import Refused, wrong
@@ -110,12 +111,12 @@ def classify(given: Given, tenant: Tenant) -> Question:
     def write(answers: list[Answer]) -> Any:
         data: list[Any] = []
         for number, answer in enumerate(answers):
-            logits = np.array(answer.rows[0].logits)
-            probs = (logits if is_raw else _probabilities(logits, tenant)).tolist()
+            logits = [*(answer.rows[0].logits or ())]
+            probs = logits if is_raw else _probabilities(logits, tenant)
             data.append({"index": number, "label": answer.label, "probs": probs, "num_classes": len(probs)})
         return _listed("classify", tenant, data, answers)
 
-    return Question({"texts": texts(given, "input"), "top_k": 1, "logits": True}, write)
+    return Question({"texts": texts(given, "input"), "top_k": 1, "logits": True, "tokens": True}, write)
 
 
 def predict(given: Given, tenant: Tenant) -> Question:
@@ -151,15 +152,85 @@ def _scores(answer: Answer) -> dict[str, float]:
     return {row.label: row.score for row in answer.rows}
 
 
-def _probabilities(logits: np.ndarray, tenant: Tenant) -> np.ndarray:
+def _probabilities(logits: list[float], tenant: Tenant) -> list[float]:
     if tenant.task != "classify":
-        return _sigmoid(logits)
-    shifted = np.exp(logits - logits.max())
-    return shifted / shifted.sum()
+        return [*map(_sigmoid, logits)]
+    most = max(logits)
+    shifted = [math.exp(logit - most) for logit in logits]
+    total = sum(shifted)
+    return [one / total for one in shifted]
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return (1 + np.tanh(logits / 2)) / 2  # without an overflow
+def _sigmoid(logit: float) -> float:
+    return (1 + math.tanh(logit / 2)) / 2  # without an overflow
+
+
+# Vectors
+
+
+def embeddings(given: Given, tenant: Tenant) -> Question:
+    """OpenAI's."""
+    found = given.get("input")
+    if isinstance(found, list) and found and all(type(one) is int or isinstance(one, list) for one in found):
+        way = "send text (langchain-openai does with check_embedding_ctx_length=False)"
+        raise wrong(f"'input' is token ids, and the model has a vocabulary of its own: {way}", "input")
+    asked, coded = _vectors(given, "input"), _coding(given)
+
+    def write(answers: list[Answer]) -> Any:
+        data = [{"object": "embedding", "index": number, "embedding": coded(one)} for number, one in enumerate(answers)]
+        return {"object": "list", "data": data, "model": tenant.name, "usage": _usage(answers)}
+
+    return Question(asked, write)
+
+
+def pooling(given: Given, tenant: Tenant) -> Question:
+    """vLLM's."""
+    asked, coded = _vectors(given, "input"), _coding(given)
+
+    def write(answers: list[Answer]) -> Any:
+        data = [{"index": number, "object": "pooling", "data": coded(one)} for number, one in enumerate(answers)]
+        return _listed("pool", tenant, data, answers)
+
+    return Question(asked, write)
+
+
+def embed(given: Given, tenant: Tenant) -> Question:
+    """TEI's, and Hugging Face's `feature-extraction`."""
+    is_unit = flag(given, "normalize", True)
+
+    def write(answers: list[Answer]) -> Any:
+        vectors = [answer.embedding or () for answer in answers]
+        return [*map(_scaled, vectors)] if is_unit else vectors
+
+    return Question(_vectors(given, "inputs"), write)
+
+
+def _scaled(vector: Sequence[float]) -> list[float]:
+    """Returns a vector with the length 1."""
+    length = math.hypot(*vector) or 1.0
+    return [one / length for one in vector]
+
+
+def _vectors(given: Given, name: str) -> Given:
+    """Takes texts, and what a request may say about their vectors."""
+    parameters = {"dimensions": whole(given, "dimensions", 1), "hplm_prefix": given.pop("prompt_name", None)}
+    return {
+        "texts": texts(given, name),
+        "embedding": True,
+        "tokens": True,
+        "parameters": {name: value for name, value in parameters.items() if value is not None},
+    }
+
+
+def _coding(given: Given) -> Callable[[Answer], Any]:
+    """Takes the format of vectors. Returns what writes one."""
+    match given.pop("encoding_format", "float"):
+        case "float":
+            return lambda answer: answer.embedding
+        case "base64":
+            return lambda answer: b64encode(struct.pack(f"<{len(answer.embedding or ())}f", *(answer.embedding or ()))).decode()
+        case other:
+            raise wrong(f"'encoding_format' is {shown(other)}: give 'float' or 'base64'", "encoding_format")
 
 
 # Pairs
@@ -178,7 +249,7 @@ def score(given: Given, tenant: Tenant) -> Question:
         data = [{"index": number, "object": "score", "score": score} for number, score in found]
         return _listed("score", tenant, data, answers)
 
-    return Question({"texts": firsts * (len(seconds) if len(firsts) == 1 else 1), "pairs": seconds}, write)
+    return Question({"texts": firsts * (len(seconds) if len(firsts) == 1 else 1), "pairs": seconds, "tokens": True}, write)
 
 
 def rerank(given: Given, tenant: Tenant, tells_documents: bool) -> Question:
@@ -196,9 +267,9 @@ def rerank(given: Given, tenant: Tenant, tells_documents: bool) -> Question:
         for number, score in _ranked(_numbers(answers, is_raw))[: top_n or None]:
             shown = {"document": {"text": documents[number]}} if tells_documents else {}
             results.append({"index": number, "relevance_score": score, **shown})
-        return {"id": _id("rerank"), "model": tenant.name, "results": results}
+        return {"id": _id("rerank"), "model": tenant.name, "results": results, "usage": _usage(answers)}
 
-    return Question({"texts": [query] * len(documents), "pairs": documents}, write)
+    return Question({"texts": [query] * len(documents), "pairs": documents, "tokens": True}, write)
 
 
 def _ranks(given: Given) -> Question:
@@ -216,8 +287,8 @@ def _ranks(given: Given) -> Question:
 
 def _numbers(answers: list[Answer], is_raw: bool) -> list[float]:
     """Returns the number of each pair, or its sigmoid, as the interfaces have it."""
-    numbers = np.array([float(answer.rows[0].label) for answer in answers])
-    return (numbers if is_raw else _sigmoid(numbers)).tolist()
+    numbers = [float(answer.rows[0].label) for answer in answers]
+    return numbers if is_raw else [*map(_sigmoid, numbers)]
 
 
 def _ranked(scores: list[float]) -> list[tuple[int, float]]:
@@ -299,7 +370,13 @@ def _id(prefix: str) -> str:
 
 
 def _listed(prefix: str, tenant: Tenant, data: list[Any], answers: list[Answer]) -> Any:
-    return {"id": _id(prefix), "object": "list", "created": int(time.time()), "model": tenant.name, "data": data}
+    head = {"id": _id(prefix), "object": "list", "created": int(time.time()), "model": tenant.name}
+    return {**head, "data": data, "usage": _usage(answers)}
+
+
+def _usage(answers: list[Answer]) -> dict[str, int]:
+    tokens = sum(answer.tokens or 0 for answer in answers)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 PIPELINES: dict[str, Callable[[Given, Tenant], Question]] = {
@@ -307,14 +384,18 @@ PIPELINES: dict[str, Callable[[Given, Tenant], Question]] = {
     "multilabel": text_classification,
     "tag": token_classification,
     "span": question_answering,
+    "embed": embed,
 }
 OF_TENANT = "/models/{tenant}"  # also before another path, for clients that cannot name the tenant in another way
-LABELS, PAIR = ("classify", "multilabel"), ("regress",)
+LABELS, PAIR, VECTOR = ("classify", "multilabel"), ("regress",), ("embed",)
 ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/embeddings": Endpoint(VECTOR, embeddings),
     "/v1/classifications": Endpoint(LABELS, classifications),
     "/v1/moderations": Endpoint(LABELS, moderations),
     "/classify": Endpoint(LABELS, classify),
     "/predict": Endpoint(LABELS, predict),
+    "/pooling": Endpoint(VECTOR, pooling),
+    "/embed": Endpoint(VECTOR, embed),
     "/score": Endpoint(PAIR, score),
     "/rerank": Endpoint(PAIR, partial(rerank, tells_documents=True)),
     "/v1/rerank": Endpoint(PAIR, partial(rerank, tells_documents=True)),

@@ -47,7 +47,9 @@ class Tenants(FakeTriton):
             raise Refusal(texts[0])
         rows = [ENCODED[tenant][2](*each) for each in zip(texts, *[pairs] * bool(pairs), strict=True)]
         most = request.parameters.get("top_k", 9) or 9
-        outputs = tensors([own[:most] for own in rows], LOGITS=[[LOGITS]] * len(texts))
+        vectors = [[float(len(text)), 0.0, -1.0] for text in texts]
+        outputs = tensors([own[:most] for own in rows], LOGITS=[[LOGITS]] * len(texts), EMBEDDING=vectors)
+        outputs["TOKENS"] = np.array([[len(text)] for text in texts], np.int32)
         return {name: outputs[name] for name in request.outputs}
 
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
@@ -98,6 +100,7 @@ ENCODED: dict[str, tuple[str, list[str], Any]] = {  # by name: the task, the lab
     "flags": ("multilabel", ["bad", "good", "so"], lambda text: each_label([0.5, 0.75, 0.25], text)),
     "names": ("tag", ["O", "B-PER", "I-PER"], words),
     "near": ("regress", ["value"], lambda text, pair: [(str(len(pair) - len(text)), 0.0, (0, len(text)))]),
+    "vector": ("embed", [], lambda text: [("", 0.0, (0, len(text)))]),
     "find": ("span", ["start", "end"], lambda text, pair: [(pair[4:7], 0.75, (4, 7))]),
 }
 

@@ -1,8 +1,10 @@
 """The gateway's endpoints for encoders: requests, answers and errors in the forms of seven interfaces, before a fake Triton."""
 
+import base64
 import json
 import math
 
+import numpy as np
 import pytest
 from openai_fakes import ENCODED, LOGITS, Tenants, gateway
 
@@ -46,6 +48,10 @@ def ask(served, path, **body):
     return answer
 
 
+def usage(tokens):
+    return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
 def test_classifications_have_the_scores_of_all_labels(served):
     answer = ask(served, "classifications", model="mood", input=["a", "b"], metadata={"any": 1})
     assert answer == near({"results": [{"mood": {"scores": CHANCES}}] * 2})
@@ -69,9 +75,49 @@ def test_moderations_flag_labels_from_one_half_on(served):
 def test_classify_has_probabilities_in_the_order_of_the_labels(served, model, probs):
     answer = ask(served, "/classify", model=model, input=["a", "b"], truncate_prompt_tokens=-1, add_special_tokens=True)
     told = [{"index": number, "label": "good", "probs": probs, "num_classes": 3} for number in range(2)]
-    assert answer == near({"object": "list", "data": told})
+    assert answer == near({"object": "list", "data": told, **usage(2)})
     assert served.asked.parameters["truncate"] is True
     assert ask(served, "/classify", model=model, input="a", use_activation=False)["data"][0]["probs"] == LOGITS
+
+
+def floats(coded):
+    return np.frombuffer(base64.b64decode(coded), "<f4").tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"), [("/v1/embeddings", "embedding", "embedding"), ("/pooling", "pooling", "data")]
+)
+def test_vectors_as_numbers_and_coded(served, path, kind, name):
+    more = {"dimensions": 3, "prompt_name": "query", "user": "me"}
+    answer = ask(served, path, model="vector", input=["ab", "a"], **more)
+    answer.pop("model", None)
+    vectors = [[2, 0, -1], [1, 0, -1]]
+    told = [{"object": kind, "index": number, name: vector} for number, vector in enumerate(vectors)]
+    assert answer == {"object": "list", "data": told, **usage(3)}
+    parameters = served.asked.parameters
+    assert (parameters["dimensions"], parameters["hplm_prefix"]) == (3, "query")
+    answer = ask(served, path, model="vector", input="ab", encoding_format="base64")
+    assert floats(answer["data"][0][name]) == vectors[0]
+    status, answer = served.post(path, model="vector", input="ab", encoding_format="bytes")
+    assert status == 400 and answer["error"]["param"] == "encoding_format"
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]], [1, "a"]])
+def test_token_ids_are_refused_with_the_way_out(served, ids):
+    status, answer = served.post("embeddings", model="vector", input=ids)
+    assert status == 400 and answer["error"]["param"] == "input"
+    assert mentions(answer["error"]["message"], "check_embedding_ctx_length=False" if ids != [1, "a"] else "text")
+
+
+@pytest.mark.parametrize("path", ["/models/vector/embed", "/models/vector"])
+def test_vectors_in_tei_s_form_have_the_length_1_or_the_tenant_s(served, path):
+    root = math.sqrt(5)
+    assert served.post(path, inputs="ab")[1] == near([[2 / root, 0.0, -1 / root]])
+    assert served.post(path, inputs=["ab", "a"], normalize=False, truncate=True, prompt_name="query")[1] == [
+        [2, 0, -1],
+        [1, 0, -1],
+    ]
+    assert served.asked.parameters["hplm_prefix"] == "query" and served.asked.parameters["truncate"] is True
 
 
 @pytest.mark.parametrize(
@@ -117,7 +163,7 @@ def sigmoid(number):
 def test_scores_of_one_text_with_each_and_of_pairs(served, given):
     answer = ask(served, "/score", model="near", **given)
     told = [{"index": 0, "object": "score", "score": sigmoid(2)}, {"index": 1, "object": "score", "score": 0.5}]
-    assert answer == near({"object": "list", "data": told})
+    assert answer == near({"object": "list", "data": told, **usage(2)})
     assert len(served.asked.inputs["TEXT"]) == 2
     raw = ask(served, "/score", model="near", use_activation=False, **given)
     assert [one["score"] for one in raw["data"]] == [2, 0]
@@ -151,7 +197,7 @@ def test_documents_are_ranked(served, path, more, tells):
             for index, number in ranks
         ]
     )
-    assert served.asked.inputs == {"TEXT": ["q"] * 3, "TEXT_PAIR": DOCUMENTS}
+    assert served.asked.inputs == {"TEXT": ["q"] * 3, "TEXT_PAIR": DOCUMENTS} and answer["usage"] == usage(3)["usage"]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
@@ -213,11 +259,8 @@ def test_question_answering(served):
 
 @pytest.mark.parametrize("path", [path for path in ENDPOINTS if "{" not in path])
 def test_a_tenant_is_named_by_the_field_the_header_or_the_path(served, path):
-    tenant = "mood" if "mood" in {name for name, one in ENCODED.items() if one[0] in ENDPOINTS[path].tasks} else "near"
-    body = (
-        {"input": "a", "inputs": "a"} if tenant == "mood" else {"query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
-    )
-    body = {name: body[name] for name in FIELDS[path]}
+    tenant = next(name for name, one in ENCODED.items() if one[0] in ENDPOINTS[path].tasks)
+    body = {name: VALUES[name] for name in FIELDS[path]}
     own = {"hplm-tenant": tenant}
     for way in (
         (path, None, {"model": tenant}),
@@ -234,7 +277,9 @@ def test_a_tenant_is_named_by_the_field_the_header_or_the_path(served, path):
 
 
 RANKED = ["query", "documents"]
+VALUES = {"input": "a", "inputs": "a", "query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
 FIELDS = {
+    "/v1/embeddings": ["input"], "/pooling": ["input"], "/embed": ["inputs"],
     "/v1/classifications": ["input"], "/v1/moderations": ["input"], "/classify": ["input"], "/predict": ["inputs"],
     "/score": ["text_1", "text_2"], "/rerank": RANKED, "/v1/rerank": RANKED, "/v2/rerank": RANKED,
 }  # fmt: skip

@@ -348,7 +348,7 @@ def test_bodies_that_are_no_json_objects_large_or_compressed_are_refused(served)
 
 def test_other_paths_and_methods_are_not_there(served):
     assert served.send("GET", "/health")[0] == 200
-    for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404)):
+    for method, path, status in (("GET", "/", 404), ("GET", "/v1/completions", 405), ("POST", "/v1/audio", 404)):
         found, _, answer = served.send(method, path)
         assert found == status and error_in(json.loads(answer))["message"]
     assert served.send("GET", "/v1/completions")[1]["allow"] == "POST"

@@ -61,6 +61,10 @@ def test_hugging_face_s_client_classifies_tags_and_finds_answers(server, direct)
     ]
     joined = client("word").token_classification(text)
     assert 0 < len(joined) <= len(found) and {one.entity_group for one in joined} == {"X"}
+    (expected,) = direct.infer_batch([text], tenant="many", top_k=ALL)
+    assert {one.label: one.score for one in client("many").text_classification(text)} == scores(expected)
+    (vector,) = client("near").feature_extraction(text).tolist()
+    assert vector == near(direct.infer(text, tenant="near", embedding=True).embedding)
     (expected,) = direct.infer_batch([text], pairs=[passage], tenant="find")
     answer = client("find").question_answering(text, passage)
     assert (answer.answer, (answer.start, answer.end)) == (expected.label, expected.rows[0].span)
@@ -96,6 +100,26 @@ def test_openai_s_client_reads_moderations(server, direct):
             client.completions.create(model="hugo", prompt="a")
 
 
+@pytest.mark.parametrize("given", [{}, {"encoding_format": "float"}])
+def test_openai_s_client_reads_vectors(server, direct, given):
+    asked = {"embedding": True, "tokens": True}
+    with openai.OpenAI(base_url=f"http://{server.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        answer = client.embeddings.create(model="near", input=TEXTS, **given)
+        expected = direct.infer_batch(TEXTS, tenant="near", **asked)
+        assert [near(one.embedding) for one in expected] == [one.embedding for one in answer.data]
+        assert answer.usage.prompt_tokens == sum(one.tokens for one in expected)
+        (short,) = client.embeddings.create(model="short", input=TEXTS[0], dimensions=8, **given).data
+        assert short.embedding == near(direct.infer(TEXTS[0], tenant="short", **asked, parameters={"dimensions": 8}).embedding)
+        prefix = direct.tenants("near")[0].prefixes[0]
+        (own,) = client.embeddings.create(model="near", input=TEXTS[0], extra_body={"prompt_name": prefix}, **given).data
+        assert own.embedding == near(
+            direct.infer(TEXTS[0], tenant="near", **asked, parameters={"hplm_prefix": prefix}).embedding
+        )
+        for wrong, named in (({"dimensions": 8}, "dimensions"), ({"extra_body": {"prompt_name": "nothing"}}, "prefix")):
+            with pytest.raises(openai.BadRequestError, match=named):
+                client.embeddings.create(model="near", input="a", **wrong)
+
+
 def curl(server, path, body, *options):
     command = ["curl", "-sS", "--max-time", str(PATIENCE), f"http://{server.gateway}{path}", *options, "-d", json.dumps(body)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -112,6 +136,10 @@ def test_requests_of_tei_and_vllm(server, direct):
     ]
     assert curl(server, "/predict", {"inputs": [[text] for text in TEXTS]}, *tei) == expected
     assert curl(server, "/models/hugo/predict", {"inputs": TEXTS[0]}) == expected[0]
+    (vector,) = curl(server, "/embed", {"inputs": TEXTS[0]}, *tei[:2], "-H", "hplm-tenant: near")
+    assert vector == near(direct.infer(TEXTS[0], tenant="near", embedding=True).embedding)
+    (pooled,) = curl(server, "/pooling", {"model": "near", "input": TEXTS[0]})["data"]
+    assert pooled["data"] == near(vector)
     pairs = direct.infer_batch([TEXTS[0]] * 3, pairs=OTHERS, tenant="mark")
     ranks = curl(server, "/models/mark/rerank", {"query": TEXTS[0], "texts": OTHERS, "raw_scores": True})
     assert {one["index"]: one["score"] for one in ranks} == near({n: float(one.label) for n, one in enumerate(pairs)})
