@@ -102,6 +102,14 @@ def test_vectors_as_numbers_and_coded(served, path, kind, name):
     assert status == 400 and answer["error"]["param"] == "encoding_format"
 
 
+def test_requests_as_langchain_openai_1_7_and_llama_index_embeddings_openai_0_7_send_them(served):
+    recorded = b'{"model":"vector","input":["a b","c d"],"encoding_format":"base64"}'
+    status, _, answer = served.send(
+        "POST", "/v1/embeddings", recorded, content_type="application/json", authorization="Bearer none"
+    )
+    assert status == 200 and [floats(one["embedding"]) for one in json.loads(answer)["data"]] == [[3, 0, -1]] * 2
+
+
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]], [1, "a"]])
 def test_token_ids_are_refused_with_the_way_out(served, ids):
     status, answer = served.post("embeddings", model="vector", input=ids)
