@@ -36,7 +36,7 @@ ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived
 
 @dataclass(frozen=True)
 class RequestLimits:
-    largest_body: int = 4_000_000  # bytes
+    largest_body: int = 2_000_000  # bytes
     at_once: int = 1024  # requests on their way
     usual_tokens: int = 256  # of a chat's answer, where the request does not say
 

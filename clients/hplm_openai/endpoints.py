@@ -213,13 +213,12 @@ def _scaled(vector: Sequence[float]) -> list[float]:
 
 def _vectors(given: Given, name: str) -> Given:
     """Takes texts, and what a request may say about their vectors."""
-    parameters = {"dimensions": whole(given, "dimensions", 1), "hplm_prefix": given.pop("prompt_name", None)}
-    return {
-        "texts": texts(given, name),
-        "embedding": True,
-        "tokens": True,
-        "parameters": {name: value for name, value in parameters.items() if value is not None},
-    }
+    parameters: Given = {}
+    if (dimensions := whole(given, "dimensions", 1)) is not None:
+        parameters["dimensions"] = dimensions
+    if "prompt_name" in given:
+        parameters["hplm_prefix"] = text(given, "prompt_name")
+    return {"texts": texts(given, name), "embedding": True, "tokens": True, "parameters": parameters}
 
 
 def _coding(given: Given) -> Callable[[Answer], Any]:

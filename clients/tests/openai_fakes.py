@@ -34,8 +34,15 @@ class Tenants(FakeTriton):
     models = frozenset({"chat", "minilm", "minilm-lookup", "minilm-upper"})
     encoded = ("mood",)  # tenants of the encoder, by ENCODED
 
+    def __init__(self) -> None:
+        self.held = threading.Event()
+        super().__init__()
+
     def take(self, request: Request) -> dict[str, np.ndarray]:
-        """Lists the tenants of the encoder, or answers as one of them. `mood` of a text `[word] ...` refuses it so."""
+        """Lists the tenants of the encoder, or answers as one of them.
+
+        A text `[word] ...` is refused so, and `wait` waits until `held` is set.
+        """
         tenant, known = request.parameters.get("tenant"), {name: ENCODED[name] for name in self.encoded}
         if "hplm_tenants" in request.parameters:
             return {"LABEL": np.array([[encoders(known, tenant).encode()]], np.object_)}
@@ -45,6 +52,8 @@ class Tenants(FakeTriton):
         texts, pairs = request.inputs["TEXT"], request.inputs.get("TEXT_PAIR", ())
         if texts[0].startswith("["):
             raise Refusal(texts[0])
+        if texts[0] == "wait":
+            self.held.wait(PATIENCE)
         rows = [ENCODED[tenant][2](*each) for each in zip(texts, *[pairs] * bool(pairs), strict=True)]
         most = request.parameters.get("top_k", 9) or 9
         vectors = [[float(len(text)), 0.0, -1.0] for text in texts]

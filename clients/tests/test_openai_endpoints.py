@@ -10,6 +10,7 @@ from openai_fakes import ENCODED, LOGITS, Tenants, gateway
 
 from hplm_openai.endpoints import ENDPOINTS
 from tests.support.message import mentions
+from tests.support.wait import eventually
 
 TOTAL = sum(map(math.exp, LOGITS))
 SOFTMAX = [math.exp(one) / TOTAL for one in LOGITS]
@@ -359,8 +360,26 @@ def test_unknown_fields_are_refused_by_their_name(served, path, model):
 
 
 def test_long_lists_are_answered_in_order_up_to_a_limit(served):
-    texts = ["a" * number for number in range(1, 2049)]
+    texts = ["a" * (number % 999) for number in range(2048)]
     answer = ask(served, "/score", model="near", text_1="", text_2=texts, use_activation=False)
-    assert [one["score"] for one in answer["data"]] == list(range(1, 2049))
+    assert [one["score"] for one in answer["data"]] == [*map(len, texts)]
     status, answer = served.post("/classify", model="mood", input=["a"] * 2049)
     assert status == 400 and mentions(answer["error"]["message"], "2,048")
+
+
+def test_a_client_that_goes_frees_its_place():
+    with gateway(at_once=1) as served:
+        connection = served.connect()
+        connection.request("POST", "/classify", json.dumps({"model": "mood", "input": "wait"}))
+        eventually(lambda: served.triton.requests)
+        status, answer = served.post("/models/mood/predict", inputs="a")
+        assert (status, answer["error_type"]) == (503, "overloaded") and mentions(answer["error"], "retry after")
+        connection.close()
+        eventually(lambda: served.post("/models/mood/predict", inputs="a")[0] == 200)
+        served.triton.held.set()
+
+
+def test_a_body_that_is_too_large_is_refused_in_the_form_of_the_interface():
+    with gateway(largest_body=1000) as served:
+        status, answer = served.post("/models/mood/predict", inputs="a" * 1000)
+        assert (status, answer["error_type"]) == (413, "validation") and mentions(answer["error"], "1,000")

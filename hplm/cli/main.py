@@ -57,7 +57,7 @@ def application() -> App:
     """Returns all commands, of which none of ours is imported."""
     top = App(
         name="hplm",
-        help="Build, serve and change thousands of fine-tuned BERTs behind one Triton. With --json results are a line of JSON.",
+        help="Build, serve and change thousands of fine-tuned models on one Triton. With --json results are a line of JSON.",
         version=f"hplm {__version__}",
         version_flags="--version",
         help_format="markdown",
