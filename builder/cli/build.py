@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -217,7 +217,34 @@ class Training:
         return {"body_rate": named["upper_rate"], **own}
 
 
-USUAL = Training()
+@Parameter(name="*", group="For the task embed")
+@dataclass(frozen=True)
+class Vectors:
+    """The options of a tenant that makes vectors. All are by default as in the tenant's version before."""
+
+    pooling: Literal["mean", "first"] | None = None
+    """a vector is the mean of all tokens' states, or the first token's (default: mean)"""
+    normalised: bool | None = None
+    """vectors have the length 1 (default: yes)"""
+    dimensions: int | None = None
+    """of a vector (default: the width of the backbone)"""
+    shortens: bool | None = None
+    """also learn the first half, quarter, ... of the dimensions, so that requests may ask for fewer"""
+    query_prefix: str | None = None
+    """what stands before texts that search, such as 'query: '"""
+    passage_prefix: str | None = None
+    """what stands before texts that are found, such as 'passage: '"""
+
+    def given(self) -> dict[str, Any]:
+        """Returns what is given of an `Embedding`."""
+        named = {"query": self.query_prefix, "passage": self.passage_prefix}
+        prefixes = {name: value for name, value in named.items() if value is not None}
+        own = {name: value for name, value in vars(self).items() if value is not None and not name.endswith("_prefix")}
+        given = own | ({"prefixes": prefixes} if prefixes else {})
+        return {"embedding": given} if given else {}
+
+
+USUAL, ANY_VECTORS = Training(), Vectors()
 BEST = {"adapter": "lora", "upper_rate": 1e-4, "learning_rate": 1e-3}
 TASK = "what it learns, such as classify or tag: docs/training.md (default: that of the tenant's version before)"
 
@@ -225,8 +252,8 @@ TASK = "what it learns, such as classify or tag: docs/training.md (default: that
 def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
     task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
-    from_version: int | None = None, fresh: bool = False, training: Training = USUAL, seed: Seed = 0,
-    device: Device = "auto", columns: ColumnNames = AS_TRAINED,
+    from_version: int | None = None, fresh: bool = False, training: Training = USUAL, vectors: Vectors = ANY_VECTORS,
+    seed: Seed = 0, device: Device = "auto", columns: ColumnNames = AS_TRAINED,
 ) -> dict:  # fmt: skip
     """Train an adapter and a head on labelled data.
 
@@ -241,7 +268,7 @@ def tenant(
     from builder.training.build import build_tenant, warnings_of
 
     opened = open_store(store)
-    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns)
+    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns, vectors)
     if opened.config.is_decoder and train is None:
         from builder.importing.adapter_import import plain_tenant
 
@@ -252,7 +279,7 @@ def tenant(
     assert train is not None  # it was checked
     made = build_tenant(
         opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
-        teacher=training.teacher, seed=seed, columns=columns, **training.given(),
+        teacher=training.teacher, seed=seed, columns=columns, **training.given(), **vectors.given(),
     )  # fmt: skip
     report = opened.report(made)
     scores = report["dev"]
@@ -269,6 +296,7 @@ def tenant(
 def check_tenant(
     store: Store, id: str, train: Path | None, dev: Path | None, task: str | None, domain: str | None,
     from_version: int | None, fresh: bool, training: Training, columns: Columns = AS_TRAINED,
+    vectors: Vectors = ANY_VECTORS,
 ) -> None:  # fmt: skip
     """Refuses what is wrong with the options of `hplm build tenant`, before any data are read."""
     from builder.store.store import check_name
@@ -291,11 +319,11 @@ def check_tenant(
         return
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
-    chosen_task(store.config, id, known, task)
+    task = chosen_task(store.config, id, known, task)
     for file in (train, dev):
         if file is not None:
             check_file(file)
-    checked_options(store, known, training.given())
+    checked_options(store, task, known, training.given() | vectors.given())
     if from_version is not None:
         check_version(store, id, from_version)
     if training.teacher is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from builder.console import progress_bar
@@ -17,11 +19,13 @@ from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_labels
 from builder.tasks.lookup import Reader, Texts
+from builder.tasks.nearest import NOTHING
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data
 from builder.training.finetuning import Answering, logits_of
 from builder.training.model import TenantModel
+from hplm.arrays import Array
 from hplm.engine.engine import Precision
 from hplm.errors import InvalidInput
 from hplm.tenants.knowledge import TenantKnowledge
@@ -73,15 +77,18 @@ def opened(
     task: TrainingTask | None = None,
 ) -> tuple[PlotBody, TenantModel, Data]:  # fmt: skip
     """Returns a tenant ready to answer texts as it is served, and the texts, looked up. `task`: if not the tenant's own."""
-    reader, task, labels = Reader(store, found.domain, found.domain_version), task or training_task(found.task), [*found.labels]
+    reader, labels = Reader(store, found.domain, found.domain_version), [*found.labels]
+    task = task or training_task(found.task).of(found.embedding)
     texts = reader.read(examples, task, labels)
-    body, model = PlotBody.of(store, precision), TenantModel.of(found.adapter, found.head)
+    body, model = PlotBody.of(store, precision), TenantModel.of(found.adapter, found.head, found.embedding)
     return body.to(device), model.to(device), Data(reader, task, labels, texts, texts, device)
 
 
 def evaluate_served(client: Any, evaluation: Evaluation) -> Evaluation:
     """Evaluates a server's answers. `client`: an `hplm_client.HplmClient`."""
     tenant, examples = evaluation.tenant, evaluation.texts.examples
+    if tenant.embedding is not None:
+        return _vectors_served(client, evaluation)
     answers: Answers = [[]] * len(examples)
     # One request holds texts with a pair, or texts without.
     kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
@@ -90,11 +97,34 @@ def evaluate_served(client: Any, evaluation: Evaluation) -> Evaluation:
         pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
         told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
         for i, answer in zip(some, told, strict=True):
-            if answer.version != str(tenant.version):
-                raise InvalidInput(
-                    f"the server answers with version {answer.version} of tenant {tenant.id!r}, the store's newest is "
-                    f"{tenant.version}: `hplm tenant update` it, or export again (after a rollback a server's numbers are "
-                    "ahead of the store's)"
-                )
+            _check_version(tenant, answer.version)
             answers[i] = list(answer.labels)
     return replace(evaluation, answers=answers, scores=training_task(tenant.task).score(tenant.labels, examples, answers))
+
+
+def _vectors_served(client: Any, evaluation: Evaluation) -> Evaluation:
+    tenant, examples = evaluation.tenant, evaluation.texts.examples
+    task = training_task(tenant.task).of(tenant.embedding)
+    asked = [(number, *part) for number, example in enumerate(examples) for part in task.compared_in(example)]
+    vectors: list[list[Array]] = [[] for _ in examples]
+    alike = [list(some) for _, some in groupby(asked, key=lambda one: one[2])]  # neighbours with one prefix
+    requests = [some[start : start + TEXTS_AT_ONCE] for some in alike for start in range(0, len(some), TEXTS_AT_ONCE)]
+    for some in progress_bar(requests, "asking", unit="request"):
+        named = {"hplm_prefix": some[0][2]} if some[0][2] else {}
+        texts = [text for _, text, _ in some]
+        for (number, *_), answer in zip(
+            some, client.infer_batch(texts, tenant=tenant.id, truncate=True, embedding=True, parameters=named), strict=True
+        ):
+            _check_version(tenant, answer.version)
+            vectors[number].append(np.array(answer.embedding, dtype=np.float32))
+    found = task.answers([], examples, [(NOTHING, np.stack(own)) for own in vectors])
+    answers = [one.labels for one in found]
+    return replace(evaluation, answers=answers, scores=task.score([], examples, answers))
+
+
+def _check_version(tenant: TenantVersion, answered: str) -> None:
+    if answered != str(tenant.version):
+        raise InvalidInput(
+            f"the server answers with version {answered} of tenant {tenant.id!r}, the store's newest is {tenant.version}: "
+            "`hplm tenant update` it, or export again (after a rollback a server's numbers are ahead of the store's)"
+        )

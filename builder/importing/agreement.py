@@ -13,6 +13,7 @@ from builder.training.build import WORST, shown
 from builder.training.data import Data
 from hplm.arrays import Array
 from hplm.tasks import softmax
+from hplm.tenants.embedding import normalised
 
 SURE = 0.9  # a checkpoint is sure of an answer from this probability on
 SAME = 1e-6  # numbers that are no further apart are the same
@@ -21,9 +22,12 @@ NEAR = 0.1  # of the spread of a checkpoint's numbers: two that are no further a
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of a `classify`, `regress` or `span` a text is one answer; of a `tag` a word is, and of a `multilabel` a label of it."""
+    """Of a `classify`, `regress` or `span` a text is one answer; of a `tag` a word is, and of a `multilabel` a label of it.
 
-    same: Array  # of each answer, whether it is the checkpoint's
+    Of an `embed` it is a vector.
+    """
+
+    same: Array  # of each answer, whether it is the checkpoint's; of a vector, its cosine with the checkpoint's
     sure: Array | None = None  # the checkpoint's probability of each of its answers; None: numbers have none
     divergence: float | None = None  # mean KL divergence from the checkpoint's probabilities, in nats
 
@@ -34,7 +38,7 @@ class Agreement:
     @property
     def error(self) -> float:
         """The standard error of the share."""
-        return (self.share * (1 - self.share) / len(self.same)) ** 0.5
+        return float(self.same.std()) / len(self.same) ** 0.5
 
     def described(self) -> dict[str, Any]:
         found: dict[str, Any] = {"answers": len(self.same), "agreement": self.share, "off": self.error}
@@ -50,6 +54,9 @@ class Agreement:
 def agreement(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> Agreement:
     """Compares the rows of each text of `data.dev`. `wanted`: those of the checkpoint."""
     task = data.task
+    if task.served.is_vector:
+        mine, theirs = (normalised(np.concatenate([vectors for _, vectors in rows])) for rows in (own, wanted))
+        return Agreement((mine * theirs).sum(1))
     if task.served.is_number:
         mine, theirs = (np.concatenate([logits[:, 0] for _, logits in rows]) for rows in (own, wanted))
         return Agreement(np.abs(mine - theirs) <= max(NEAR * theirs.std(), SAME))
@@ -71,11 +78,11 @@ def _choices(spans: Array, logits: Array, one_label_a_row: bool) -> Array:
 
 
 def differing(data: Data, own: Sequence[Rows], wanted: Sequence[Rows]) -> list[dict[str, Any]]:
-    """Returns texts with other answers than the checkpoint's, those of which it is surest first. Of numbers, all differ.
+    """Returns texts with other answers than the checkpoint's, the surest first. Numbers and vectors all differ.
 
     A word without a token has no answer, and says nothing of how sure it is.
     """
-    if data.task.served.is_number:
+    if data.task.served.is_number or data.task.served.is_vector:
         return []
     examples = data.dev.examples
     found = [

@@ -28,6 +28,7 @@ from builder.importing.heads import (
     numbered_labels,
     reordered,
 )
+from builder.importing.sentence_transformers import MODULES, makes_vectors, read_embedding
 from builder.learning.bodies import WholeBody, checkpoint_of
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
@@ -39,8 +40,11 @@ from hplm.model.config import BackboneConfig
 from hplm.model.families import ENCODERS, described
 from hplm.model.layer import QKV
 from hplm.model.original import Checkpoint, configuration_of, silent_transformers, weights_of
+from hplm.tenants.embedding import Embedding
+from hplm.tenants.knowledge import Head
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+EMBED = "embed"  # the task of models without a head
 FIRST_TOKEN = ("cls", "bos")  # values of classifier_pooling
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
 # The parts of a tokenizer that choose its tokens, and what users call them.
@@ -53,14 +57,26 @@ class Finetuned:
     head: ForeignHead
     labels: list[str]
     distance: float  # from the model it descends from: the median change of a matrix, as a share of its size
+    embedding: Embedding | None = None  # how it makes vectors; None: it has a head
 
     @property
-    def head_layout(self) -> Layout:
+    def head_layout(self) -> Layout | None:
+        """The layout of its head; None: it makes vectors."""
+        if self.embedding is not None:
+            return None
         return head_layout(self.checkpoint.config, len(self.labels), self.head.function)
+
+    @property
+    def head_bytes(self) -> int:
+        return self.head_layout.weight_bytes if self.head_layout is not None else 0
+
+    def head_of(self, weights: Weights) -> Head | None:
+        """Returns a head of its form with these weights; None if it makes vectors."""
+        return (self.head_layout, weights) if self.head_layout is not None else None
 
     def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
         """Returns the whole model and its head, to ask them."""
-        head = TenantModel.of(None, (self.head_layout, self.head.weights)).to(device)
+        head = TenantModel.of(None, self.head_of(self.head.weights), self.embedding).to(device)
         return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head
 
     def with_labels(self, labels: list[str]) -> Finetuned:
@@ -131,9 +147,13 @@ class Family:
             raise InvalidInput(f"{path} is of {described(stored.get('model_type'))}: import one of {', '.join(ENCODERS)}")
         named = str(next(iter(stored.get("architectures") or ()), None))
         ending = next((ending for ending in TASK_OF_ENDING if named.endswith(ending)), None)
-        if ending is None:
+        embedding = read_embedding(folder, self._config.hidden) if makes_vectors(folder) else None
+        if embedding is not None and (labels or task not in (None, EMBED)):
+            raise InvalidInput(f"{folder} makes vectors, as its {MODULES} says: leave --labels and --task out")
+        if embedding is None and ending is None:
             raise InvalidInput(
-                f"{path}: tenants do not answer as {named} does: import a model whose class ends in {', '.join(TASK_OF_ENDING)}"
+                f"{path}: tenants do not answer as {named} does: import a model whose class ends in "
+                f"{', '.join(TASK_OF_ENDING)}, or one that sentence-transformers saved, with {MODULES}"
             )
         weight_files(folder)
         configuration = configuration_of(str(folder))
@@ -151,12 +171,15 @@ class Family:
                 f"the weights of {folder} differ from those of {self._model!r} by {distance:.2f} of their size, more than "
                 f"fine-tuning changes ({FAR} at most)",
             )
+        if embedding is not None:
+            return Finetuned(checkpoint, ForeignHead(path, EMBED, {}, None, []), [], distance, embedding)
+        assert ending is not None  # else it was refused
         names = numbered_labels({"id2label": configuration.id2label})  # of two, transformers 4 has not saved them
         head = _head(folder, named, configuration.model_type, ending, task, names)
         labels = chosen_labels(head.task, labels, names, len(head.weights["weight"]), path)
-        found = Finetuned(checkpoint, head, labels, distance)
-        check_shapes(head.weights, found.head_layout, checkpoint.config, path, "the head")
-        return found
+        layout = head_layout(checkpoint.config, len(labels), head.function)
+        check_shapes(head.weights, layout, checkpoint.config, path, "the head")
+        return Finetuned(checkpoint, head, labels, distance)
 
     def _check(self, folder: Path, found: Any, base: Any, names: Iterable[str]) -> None:
         for name in names:

@@ -102,7 +102,7 @@ class Importer:
         else:
             found = self._family.read(folder, options.labels, options.task)
             task, labels = found.head.task, found.labels
-            after = self.matching.layout(store.config).weight_bytes + found.head_layout.weight_bytes
+            after = self.matching.layout(store.config).weight_bytes + found.head_bytes
             sizes = {"before": size(folder), "after": after}
             told = {"task": task, "labels": len(labels), "distance": found.distance, "bytes": sizes}
         checked(store, tenant_id, task, labels, options.test)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from builder.importing.adapter_import import ImportOptions, checked, origin_of
 from builder.importing.agreement import agreement, differing
-from builder.importing.checkpoint import Family, Finetuned, digest, size
+from builder.importing.checkpoint import EMBED, Family, Finetuned, digest, size
 from builder.importing.reports import advice
 from builder.importing.texts import FEWEST, UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
@@ -43,6 +43,7 @@ from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tenants.embedding import Embedding
 from hplm.tenants.knowledge import Adapter, Head
 
 DOUBT = 2.0  # a later epoch is kept if it is at most so many standard errors worse than the best
@@ -133,8 +134,10 @@ class TunedModel:
     own: TenantModel
 
     @classmethod
-    def of(cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device) -> TunedModel:
-        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head).to(device))
+    def of(
+        cls, body: Body, adapter: Adapter | None, head: Head | None, device: torch.device, embedding: Embedding | None = None
+    ) -> TunedModel:
+        return cls(body.to(device).eval().requires_grad_(False), TenantModel.of(adapter, head, embedding).to(device))
 
     @classmethod
     def of_checkpoint(cls, found: Finetuned, device: torch.device) -> TunedModel:
@@ -143,12 +146,12 @@ class TunedModel:
     @classmethod
     def of_tenant(cls, store: Store, tenant: TenantVersion, device: torch.device) -> TunedModel:
         found = store.knowledge(tenant)
-        return cls.of(PlotBody.of(store), found.adapter, found.head, device)
+        return cls.of(PlotBody.of(store), found.adapter, found.head, device, found.embedding)
 
     def through(self, pack: Pack) -> tuple[list[Tensor], Tensor]:
         """Returns the states after each upper layer, and the logits."""
         states = self.own.states(self.body, pack)[1:]
-        return states, self.own.read(states[-1][pack.reading])
+        return states, self.own.read(self.own.read_of(states[-1], pack))
 
     def rows(self, data: Data) -> list[Rows]:
         """Returns the answers to `data.dev`."""
@@ -185,7 +188,7 @@ def import_checkpoint(
         before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
         if before is not None:
             found = found.with_labels(before.labels)
-        task, labels = training_task(found.head.task), found.labels
+        task, labels, own = training_task(found.head.task).of(found.embedding), found.labels, (device, found.embedding)
         teacher, reader = TunedModel.of_checkpoint(found, device), Reader(store, *domain)
 
         def scores(tenant: TunedModel) -> dict[str, Any]:
@@ -196,7 +199,7 @@ def import_checkpoint(
         if kept is not None:
             adapter, head = refused.weights()
             assert adapter is not None  # its rank is not 0
-            tenant = TunedModel.of(PlotBody.of(store), (layout, adapter), (found.head_layout, head), device)
+            tenant = TunedModel.of(PlotBody.of(store), (layout, adapter), found.head_of(head), *own)
             report = kept | scores(tenant)
         else:
             refused.remove()  # of another checkpoint, or of other options
@@ -204,7 +207,7 @@ def import_checkpoint(
             data = Data(reader, task.unlabelled(), labels, *parts, device)
             saving = step.folder()
             change, held = family.change(found, layout)
-            tenant = TunedModel.of(PlotBody.of(store), (layout, change), (found.head_layout, found.head.weights), device)
+            tenant = TunedModel.of(PlotBody.of(store), (layout, change), found.head_of(found.head.weights), *own)
             report = {
                 "task": found.head.task,
                 "imported": origin_of(store, folder, "transformers", store.model),
@@ -215,7 +218,7 @@ def import_checkpoint(
                 "root_explained": store.explained(),
                 **_matched(tenant, teacher, data, matching, saving / SAVED),
                 **scores(tenant),
-                "bytes": {"checkpoint": size(folder), "tenant": layout.weight_bytes + found.head_layout.weight_bytes},
+                "bytes": {"checkpoint": size(folder), "tenant": layout.weight_bytes + found.head_bytes},
             }
             report["took"] = round(time.perf_counter() - started, 1)
             try:
@@ -226,7 +229,7 @@ def import_checkpoint(
                 raise
         version = before.version + 1 if before else 1
         file = TenantVersion(tenant_id, version, *domain, found.head.task, labels, rank=0, head_function=found.head.function)
-        file = file.with_adapter(layout)
+        file = replace(file.with_adapter(layout), embedding=found.embedding)
 
         def draw(picture: Path) -> None:
             title = f"{tenant_id} version {file.version}: {file.task} on {file.domain}, from {folder.name}"
@@ -244,11 +247,11 @@ def _check_agreement(
 ) -> None:
     after = report["after"]
     if after["agreement"] < matching.least:
-        raise Unlike(
-            f"{after['agreement']:.1%} (+- {after['off']:.1%}) of {after['answers']:,} answers are those of {folder}, less "
-            f"than --least {matching.least:g}: {advice(report)}; {way_out}",
-            report,
-        )
+        found = f"{after['agreement']:.1%} (+- {after['off']:.1%})"
+        said = f"{found} of {after['answers']:,} answers are those of {folder}"
+        if report["task"] == EMBED:
+            said = f"the cosines of {after['answers']:,} vectors with those of {folder} are {found} in the mean"
+        raise Unlike(f"{said}, less than --least {matching.least:g}: {advice(report)}; {way_out}", report)
 
 
 def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
@@ -266,7 +269,7 @@ def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: Match
         pack = data.reader.pack(data.train, chosen, data.device)
         with torch.no_grad():
             states = states_of(chosen, pack)
-            logits = teacher.own.read(states[-1][pack.reading])
+            logits = teacher.own.read(teacher.own.read_of(states[-1], pack))
         own, answers = tenant.through(pack)
         pairs = zip(own, states, variances, strict=True)
         apart = [F.mse_loss(mine.float(), theirs.float()) / variance for mine, theirs, variance in pairs]
@@ -298,7 +301,7 @@ def answers_of(
 ) -> tuple[Data, list[list[Rows]]]:
     """Returns each model's answers to other texts, and the texts as data."""
     texts = reader.read(examples, task, labels)
-    data = Data(reader, task, labels, texts, texts, next(models[0].own.parameters()).device)
+    data = Data(reader, task, labels, texts, texts, next(models[0].body.parameters()).device)
     return data, [model.rows(data) for model in models]
 
 

@@ -48,7 +48,10 @@ def save_checkpoint(store: Store, tenant_id: str, folder: Path, texts: Path | No
     """Returns the report; with `texts`, it says how many answers of both are the same."""
     if folder.exists():
         raise InvalidInput(f"{folder} exists: name a folder that does not")
-    tenant, family = store.known_tenant(tenant_id), Family(store.model, store.config)
+    tenant = store.known_tenant(tenant_id)
+    if tenant.embedding is not None:
+        raise InvalidInput(f"tenant {tenant_id!r} makes vectors, and only a model with a head is saved: name another tenant")
+    family = Family(store.model, store.config)
     layout = tenant.adapter_layout(store.config)
     if layout is not None and layout.kind != "lora":
         raise InvalidInput(

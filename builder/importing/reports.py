@@ -17,11 +17,11 @@ Report = Mapping[str, Any]
 
 def facts_of(report: Report) -> dict[str, str]:
     """Returns what there is to know of an import, as words."""
-    after, tested = report["after"], report.get("test", {}).items()
+    after, tested, is_vector = report["after"], report.get("test", {}).items(), report["task"] == "embed"
     scores = [f"{side} {scores['metric']} {scores[scores['metric']]:.3f}" for side, scores in tested]
     return {
         "task": report["task"],
-        "answers that are the checkpoint's": _tested(after),
+        ("cosines with the checkpoint's vectors, mean" if is_vector else "answers that are the checkpoint's"): _tested(after),
         **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",

@@ -37,6 +37,8 @@ class Example:
     labels: tuple[str, ...] = ()  # one for `classify`, all true ones for `multilabel`, one a word for `tag`
     value: float = 0.0  # for `regress`
     answers: tuple[tuple[int, int], ...] = ()  # for `span`: code points of the pair, all right; empty: unanswerable
+    negative: str = ""  # for `embed`: a text that is farther than the pair
+    is_rated: bool = False  # for `embed`: the value says how near text and pair are
     target: str = ""  # for `generate`: what follows the text, or the last message of a chat
     is_chat: bool = False  # its text is the messages before, in JSON
 
@@ -101,6 +103,32 @@ class Valued(Paired, kw_only=True):
 
     def target(self) -> dict[str, Any]:
         return {"value": self.label}
+
+
+class Near(Document):
+    """A text, and one that is near to it, perhaps also one that is not; or a pair of texts and how near they are."""
+
+    shape: ClassVar[str] = '{"text": "...", "positive": "..."} or {"text": "...", "pair": "...", "score": 0.5}'
+
+    positive: str | None = None
+    negative: str | None = None
+    pair: str | None = None
+    score: Value | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("positive", "negative", "pair"):
+            if (text := getattr(self, name)) is not None and not text.strip():
+                raise ValueError(f"{name!r} is empty")
+        if (self.pair is None) != (self.score is None) or (self.positive is None) == (self.pair is None):
+            raise ValueError("it needs either 'positive', or 'pair' and 'score'")
+        if self.pair is not None and self.negative is not None:
+            raise ValueError("a rated pair has a 'negative': leave it out")
+
+    def example(self, file: Path, number: int) -> Example:
+        if self.score is not None:
+            return Example(file, number, self.text, self.pair, value=self.score, is_rated=True)
+        return Example(file, number, self.text, self.positive, negative=self.negative or "")
 
 
 class Written(Struct):

@@ -58,6 +58,12 @@ def check_answerable(examples: Sequence[Example], dtype: str) -> None:
         raise InvalidInput(f"{examples[0].file}: no question has an answer: add some that have one")
 
 
+def check_near(examples: Sequence[Example], dtype: str) -> None:
+    """Refuses rated pairs, which only judge."""
+    if (rated := next((example for example in examples if example.is_rated), None)) is not None:
+        raise InvalidInput(f"{rated.where}: a rated pair only judges (--dev, --test): give lines with 'positive' to learn from")
+
+
 def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str) -> None:
     """Refuses labels that do not occur in the training data."""
     known, listed = set(labels), ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")

@@ -29,10 +29,10 @@ KEPT_BYTES = 1 << 30  # of rows that were computed
 
 @dataclass(frozen=True)
 class Text:
-    """One labelled text, looked up, or a window of it."""
+    """One labelled text, looked up, or a window of it, or one of the texts whose vectors are compared."""
 
     example: Example
-    window: int
+    window: int  # its number in the example
     tokens: np.ndarray
     addresses: np.ndarray  # one a token; the null row's of windows that are to be computed
     segments: np.ndarray
@@ -50,13 +50,18 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True)
 class Texts:
-    texts: list[Text]  # the windows of an example side by side
+    texts: list[Text]  # those of an example side by side
     cut: int  # texts longer than the model takes, whose end is dropped
     window_shares: list[float]  # by how often they were shortened, whole ones first; those to be computed are left out
 
     @cached_property
     def examples(self) -> list[Example]:
         return [text.example for text in self.texts if text.window == 0]
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The number of each example's first text."""
+        return np.array([number for number, text in enumerate(self.texts) if text.window == 0], dtype=np.int64)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -100,15 +105,17 @@ class Reader:
         number_of = {label: number for number, label in enumerate(labels)}
         texts, levels, cut = [], np.zeros(len(self._chain.space.masks), dtype=np.int64), 0
         for example in progress_bar(examples, f"looking up {examples[0].file.name}", unit="text"):
-            encoded, spans, shortened = self._encode(task, example)
-            hits = self._chain.lookup(encoded.tokens, encoded.lengths)
-            addresses = hits.whole if self._computes else hits.addresses
-            levels += np.bincount(hits.levels, minlength=len(levels))
-            cut += shortened
-            windows = windows_of(spans, len(encoded.tokens)) if task.served.needs_pair else [(slice(None), spans)]
-            for number, (at, own) in enumerate(windows):
-                targets = task.targets(example, own, number_of)
-                texts.append(Text(example, number, encoded.tokens[at], addresses[at], encoded.segments[at], own, targets))
+            for part, (text, pair) in enumerate(task.texts_of(example)):
+                encoded, spans, shortened = self._encode(task, replace(example, text=text, pair=pair))
+                hits = self._chain.lookup(encoded.tokens, encoded.lengths)
+                addresses = hits.whole if self._computes else hits.addresses
+                levels += np.bincount(hits.levels, minlength=len(levels))
+                cut += shortened
+                windows = windows_of(spans, len(encoded.tokens)) if task.served.needs_pair else [(slice(None), spans)]
+                for number, (at, own) in enumerate(windows, part):
+                    targets = task.targets(example, own, number_of)
+                    targets = targets[part : part + 1] if task.embedding is not None else targets
+                    texts.append(Text(example, number, encoded.tokens[at], addresses[at], encoded.segments[at], own, targets))
         shares = (levels / levels.sum())[: 1 if self._computes else None]
         return Texts(texts, cut, [round(share, 4) for share in shares.tolist()])
 

@@ -5,15 +5,18 @@ A function for targets takes one example. A loss returns the sum over all target
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from builder.tasks.examples import Example
+from builder.tasks.examples import Example, hash_of
 
+ASKS, IS_NEAR, IS_FAR, JUDGES = range(4)  # what a text is to its example; of a rated pair both judge
+SCALE = 20.0  # of cosines: a difference of 0.1 is one of 2 nats
 UNREAD = -1  # of a word without a token or an answer that was cut off: not learned, and counted as wrong
 
 
@@ -47,6 +50,19 @@ def end_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int
     return np.array([covered[0], covered[-1]] if is_whole else [none, none], dtype=np.int64)
 
 
+def near_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
+    """Returns a row for each text of an example: what it is to the example, and what it and the asking text are, as hashes."""
+    asking, near = hash_of(example, "text"), hash_of(example, "pair")
+    texts = (ASKS, asking), (IS_NEAR, near), (IS_FAR, hash_of(replace(example, text=example.negative), "text"))
+    rows = [[JUDGES if example.is_rated else what, _signed(own), _signed(asking)] for what, own in texts]
+    return np.array(rows, dtype=np.int64)
+
+
+def _signed(number: int) -> int:
+    """Returns the same 64 bits with a sign."""
+    return number - (1 << 64) * (number >> 63)
+
+
 def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:
     return np.full(len(spans), UNREAD, dtype=np.int64)
 
@@ -77,6 +93,31 @@ def end_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float =
         for own, wanted in zip(logits.split(rows_of), ends, strict=True)
     ]
     return torch.stack(losses).sum(), int((ends != UNREAD).sum())
+
+
+def near_loss(
+    vectors: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0, sizes: Sequence[int | None] = (None,)
+) -> tuple[Tensor, int]:
+    """Returns the cross-entropy of each asking text's positive among all positives and negatives, by their scaled cosines.
+
+    A text that is the same as the positive, or near to the same text, is no wrong answer. `sizes`: the mean over vectors that
+    are cut to so many dimensions.
+    """
+    what, own, asking = targets.unbind(1)
+    asks, answers = what == ASKS, (what == IS_NEAR) | (what == IS_FAR)
+    learned = int(asks.sum())
+    right = (what[answers] == IS_NEAR).nonzero()[:, 0]
+    if not learned or len(right) < learned:
+        return vectors.new_zeros(()), 0
+    near = (what[answers] == IS_NEAR) & (asking[answers] == own[asks][:, None])
+    near |= own[answers] == own[answers][right][:, None]
+    near[torch.arange(learned, device=near.device), right] = False
+    losses: list[Tensor] = []
+    for size in sizes:
+        cut = F.normalize(vectors[:, :size].float(), dim=1)
+        cosines = SCALE * cut[asks] @ cut[answers].T
+        losses.append(F.cross_entropy(cosines.masked_fill(near, -torch.inf), right, reduction="sum"))
+    return torch.stack(losses).mean(), learned
 
 
 def no_loss(logits: Tensor, targets: Tensor, rows_of: list[int], scale: float = 1.0) -> tuple[Tensor, int]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from builder.tasks.examples import Example
+from builder.tasks.nearest import NEAREST
 from hplm.calibration import Evidence
 from hplm.tasks import TASKS, TextAnswer
 
@@ -140,6 +141,27 @@ def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[
     varied = len(set(wanted)) > 1 and len(set(answered)) > 1  # otherwise no correlation is defined
     found = {name: float(of(wanted, answered).statistic) if varied else 0.0 for name, of in measures.items()}
     return Scores(len(wanted), "pearson", {**found, "rmse": float(np.sqrt(np.mean((wanted - answered) ** 2)))})
+
+
+def near_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
+    """Returns nDCG of the ten nearest texts, where every positive of a text is right; of rated pairs the rank correlation."""
+    rated = [number for number, example in enumerate(examples) if example.is_rated]
+    values: dict[str, float] = {}
+    if rated:
+        found = value_scores(labels, [examples[number] for number in rated], [answers[number] for number in rated])
+        values = {name: found.values[name] for name in ("spearman", "pearson")}
+    right, ranked = dict[str, set[str]](), dict[str, Labels]()
+    for example, answer in zip(examples, answers, strict=True):
+        if not example.is_rated:
+            right.setdefault(example.text, set()).add(example.pair or "")
+            ranked[example.text] = answer
+    if not right:
+        return Scores(len(rated), "spearman", values)
+    gains = 1 / np.log2(np.arange(2, NEAREST + 2))
+    hits = {text: np.array([one in right[text] for one in own], dtype=float) for text, own in ranked.items()}
+    found = [float(own @ gains[: len(own)] / gains[: len(right[text])].sum()) for text, own in hits.items()]
+    first = float(np.mean([own[0] for own in hits.values()]))
+    return Scores(len(found), "ndcg10", {"ndcg10": float(np.mean(found)), "first_right": first, **values})
 
 
 def span_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,20 @@ from builder.tasks.examples import (
     Example,
     Line,
     ManyLabelled,
+    Near,
     Question,
     Tagged,
     Valued,
     Written,
+    hash_of,
     read_labelled,
 )
-from builder.tasks.labels import check_answerable, check_values, labels_in, mean_and_spread
+from builder.tasks.labels import check_answerable, check_near, check_values, labels_in, mean_and_spread
+from builder.tasks.nearest import nearest
 from builder.tasks.scores import Labels, Scores
 from hplm.calibration import Evidence
-from hplm.errors import InvalidInput
 from hplm.tasks import TASKS, Task, TextAnswer, find_task
+from hplm.tenants.embedding import Embedding
 
 
 def _unscaled(examples: Sequence[Example]) -> tuple[float, float]:
@@ -56,6 +60,33 @@ class TrainingTask:
     is_right: Callable[[Example, TextAnswer], bool] | None = None  # where it is something else
     # How far an exit's outputs are from the full stack's: rows of both. None: the task has no exits.
     distance: Callable[[Tensor, Tensor], Tensor] | None = None
+    # Takes examples and the rows of each, and returns their answers. None: each is read by itself, as it is served.
+    read_together: Callable[[Sequence[Example], Sequence[Rows]], list[TextAnswer]] | None = None
+    embedding: Embedding | None = None  # of the tenant that learns; None: its task has heads
+    batch_texts: int | None = None  # of a step; None: as the options say
+
+    def of(self, embedding: Embedding | None) -> TrainingTask:
+        """Returns the task of a tenant that makes its vectors in this way."""
+        if embedding is None:
+            return self
+        loss = partial(losses.near_loss, sizes=embedding.sizes) if self.loss is losses.near_loss else self.loss
+        return replace(self, embedding=embedding, loss=loss)
+
+    def texts_of(self, example: Example) -> list[tuple[str, str | None]]:
+        """Returns the texts that are read of an example, each with its pair, if that is read with it."""
+        if (own := self.embedding) is None:
+            return [(example.text, example.pair)]
+        if example.pair is None:  # of an unlabelled text: each prefix has some
+            names = ["", *own.prefixes]
+            return [(own.prefixed([example.text], names[hash_of(example) % len(names)])[0], None)]
+        return [(own.prefixed([text], name)[0], None) for text, name in self.compared_in(example)]
+
+    def compared_in(self, example: Example) -> list[tuple[str, str]]:
+        """Returns the texts whose vectors are compared, each with the name of its prefix; "": the usual one."""
+        assert self.embedding is not None  # it is known how they are made
+        asking, answering = ("", "") if example.is_rated else (self.embedding.asking, self.embedding.answering)
+        texts = [(example.text, asking), (example.pair or "", answering), (example.negative, answering)]
+        return texts if example.negative else texts[:2]
 
     def read(self, path: Path, columns: Columns = AS_TRAINED) -> list[Example]:
         return read_labelled(path, self.served.name, {name: task.line for name, task in TRAINING_TASKS.items()}, columns)
@@ -71,7 +102,9 @@ class TrainingTask:
         return self.distance(logits, wanted)
 
     def answers(self, labels: Sequence[str], examples: Sequence[Example], rows: Sequence[Rows]) -> list[TextAnswer]:
-        """Returns the answers that a client would get."""
+        """Returns the answers that a client would get; to vectors, what they say of each other."""
+        if self.read_together is not None:
+            return self.read_together(examples, rows)
         return [
             self.served.answer(logits, spans, labels[: logits.shape[1]], passage=example.pair or "")  # some have no "no answer"
             for example, (spans, logits) in zip(examples, rows, strict=True)
@@ -79,7 +112,7 @@ class TrainingTask:
 
     def labels(self, examples: Sequence[Example]) -> list[str]:
         """Returns the labels of the head's outputs; none of a task without a head."""
-        if self.served.generates:
+        if not self.served.has_head:
             return []
         fixed = list(self.served.fixed_labels)
         if not fixed:
@@ -89,9 +122,7 @@ class TrainingTask:
 
 
 def training_task(name: str) -> TrainingTask:
-    if (task := find_task(name)).name not in TRAINING_TASKS:
-        raise InvalidInput(f"the task {name!r} cannot be learned here: choose {', '.join(TRAINING_TASKS)}")
-    return TRAINING_TASKS[task.name]
+    return TRAINING_TASKS[find_task(name).name]
 
 
 TRAINING_TASKS: dict[str, TrainingTask] = {
@@ -116,6 +147,10 @@ TRAINING_TASKS: dict[str, TrainingTask] = {
         TrainingTask(
             TASKS["span"], Question, losses.end_targets, losses.end_loss, scores.span_scores,
             check=check_answerable, shift=scores.none_shift, is_right=scores.is_exact,
+        ),
+        TrainingTask(
+            TASKS["embed"], Near, losses.near_targets, losses.near_loss, scores.near_scores,
+            check=check_near, read_together=nearest, batch_texts=32,
         ),
         # Its loss needs the decoder's own matrix: `builder/training/generating.py` puts it there.
         TrainingTask(TASKS["generate"], Written, losses.written_targets, losses.no_loss, scores.written_scores),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from builder.tasks.lookup import Reader, Texts
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
-from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of
+from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of, reported
 from builder.training.generating import PromptReader, WrittenData
-from builder.training.start import ANEW, check_form, chosen_start, form_of
+from builder.training.start import ANEW, check_form, chosen_embedding, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
@@ -60,10 +59,10 @@ def build_tenant(
         if before is not None:
             columns = columns.after(store.report(before))
             check_answers(before, task, before.labels)  # before a line of the data is read as one of another task
-        options, taught = checked_options(store, before, training), dict[str, str]()
+        options, taught = checked_options(store, task, before, training), dict[str, str]()
         generates = own.served.generates
-        if generates and (teacher is not None or not options.rank):
-            raise InvalidInput(f"tenant {tenant_id!r} generates text and learns only an adapter: give --rank, and no --teacher")
+        if not own.served.has_head and (teacher is not None or not options.rank):
+            raise InvalidInput(f"tenant {tenant_id!r} has no head and learns only an adapter: give --rank, and no --teacher")
         if teacher is not None:
             trainer = Teacher.named(teacher)
             taught["teacher"] = trainer.digest
@@ -71,7 +70,7 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
-            **asdict(options), "places": options.worked_on, **taught, **({"columns": columns.given} if columns.given else {}),
+            **reported(options), "places": options.worked_on, **taught, **({"columns": columns.given} if columns.given else {}),
         }  # fmt: skip
         step = Step(store, tenant_id, "training", asked)
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
@@ -88,7 +87,10 @@ def build_tenant(
             labels = before.labels if before is not None else own.labels(own.read(train_file, columns))
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
         reader = (PromptReader if generates else Reader)(store, *stands_on)
-        data = read_data(reader, task, train_file, dev_file, device, before, options.dtype, learned, columns=columns)
+        files = train_file, dev_file
+        data = read_data(
+            reader, task, *files, device, before, options.dtype, learned, columns=columns, embedding=options.embedding
+        )
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
         body: Body = PlotBody.of(store)
@@ -97,10 +99,10 @@ def build_tenant(
         trained = trainer(body, data, options, saving / "learning.pt")
         tenant = TenantVersion(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
-            options.function, options.head_function, options.dtype,
+            options.function, options.head_function, options.dtype, options.embedding,
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
-        report = {"task": task, "from_version": start, **_report(asked, (train_file, dev_file), data, trained)}
+        report = {"task": task, "from_version": start, **_report(asked, files, data, trained)}
         judged = sum(hash_of(example) in data.seen.learned for example in data.dev.examples)
         report["dev_texts_learned"] = judged
         adapter, head = trained.model.stored()
@@ -124,9 +126,11 @@ def chosen_task(config: BackboneConfig, tenant_id: str, before: TenantVersion | 
     return task
 
 
-def checked_options(store: Store, before: TenantVersion | None, training: dict[str, Any]) -> TrainingOptions:
+def checked_options(store: Store, task: str, before: TenantVersion | None, training: dict[str, Any]) -> TrainingOptions:
     """Returns the options of a training, and refuses wrong ones before anything is removed. `before`: the version before."""
-    options = TrainingOptions(**form_of(before, training))
+    own = {name: value for name, value in training.items() if name != "embedding"}
+    embedding = chosen_embedding(task, before, store.config, training.get("embedding") or {})
+    options = TrainingOptions(**form_of(before, own), embedding=embedding)
     if options.body_rate and not options.cut:
         raise InvalidInput("--upper-rate needs an adapter that holds the change of the upper layers: give --rank above 0")
     adapter_of(store.config, options)  # unknown projections and kinds
@@ -220,11 +224,12 @@ def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
     worst = []
     for number in sorted(range(len(answers)), key=lambda number: -losses[number]):
         right = _right(task, examples[number])
-        answer = ", ".join(sorted(answers[number]) if not task.one_label_a_row else answers[number])
+        shown_ones = answers[number][:1] if task.served.is_vector else answers[number]
+        answer = ", ".join(shown_ones if task.one_label_a_row else sorted(shown_ones))
         if answer not in right and len(worst) < WORST:
             worst.append({"text": shown(examples[number]), "right": _cut(right[0]), "answered": _cut(answer)})
     known: list[dict[str, Any]] = []
-    if not (task.served.fixed_labels or task.served.generates):
+    if task.served.has_head and not task.served.fixed_labels:
         known = by_label(data.labels, examples, answers, task.one_label_a_row)
     return {"by_label": known, "mistakes": worst}
 
@@ -241,8 +246,10 @@ def _right(task: TrainingTask, example: Example) -> list[str]:
     """Returns every right answer as a text."""
     if task.served.generates:
         return [example.target]
-    if task.served.is_number:
+    if task.served.is_number or example.is_rated:
         return [f"{example.value:g}"]
+    if task.served.is_vector:
+        return [example.pair or ""]
     if task.served.needs_pair:
         return [(example.pair or "")[start:stop] for start, stop in example.answers] or [""]
     return [", ".join(example.labels if task.one_label_a_row else sorted(example.labels))]

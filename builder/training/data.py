@@ -25,6 +25,7 @@ from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import Rows, TrainingTask, training_task
 from hplm.model.config import BackboneConfig
+from hplm.tenants.embedding import Embedding
 
 DEV_SHARE = 0.1
 
@@ -48,13 +49,24 @@ class Data:
 
     def batches(self, epochs: int, most_texts: int, seed: int, among: np.ndarray | None = None) -> list[list[np.ndarray]]:
         """Returns the training texts of each batch, by their numbers, of each epoch. `among`: some of them; None: all."""
-        rng, numbers = np.random.default_rng(seed), np.arange(len(self.train.texts)) if among is None else among
-        lengths = self.train.lengths[numbers]
-        return [[numbers[part] for part in packed_batches(lengths, most_texts, rng)] for _ in range(epochs)]
+        rng = np.random.default_rng(seed)
+        return [list(self._packed(self.train, most_texts, rng, among)) for _ in range(epochs)]
+
+    def _packed(
+        self, texts: Texts, most: int | None = None, rng: np.random.Generator | None = None, among: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the numbers of the texts of each batch. Texts whose vectors are compared stay together, and count as one."""
+        if self.task.embedding is not None:
+            parts = np.split(np.arange(len(texts.texts)), texts.starts[1:])
+            lengths = np.add.reduceat(texts.lengths, texts.starts)
+            yield from (np.concatenate([parts[i] for i in own]) for own in packed_batches(lengths, most, rng))
+            return
+        numbers = np.arange(len(texts.texts)) if among is None else among
+        yield from (numbers[part] for part in packed_batches(texts.lengths[numbers], most, rng))
 
     def packs(self, texts: Texts, title: str = "scoring") -> Iterator[tuple[np.ndarray, Pack]]:
         """Yields all texts in batches: their numbers, and the texts."""
-        for chosen in passing_bar(list(packed_batches(texts.lengths)), title, unit="batch"):
+        for chosen in passing_bar(list(self._packed(texts)), title, unit="batch"):
             yield chosen, self.reader.pack(texts, chosen, self.device)
 
     @torch.no_grad()
@@ -68,8 +80,7 @@ class Data:
 
     def rows(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[Rows]:
         """Returns spans and logits of each example, over all its windows. `logits`: of each text's rows."""
-        starts = [number for number, text in enumerate(texts.texts) if text.window == 0]
-        parts = [slice(*ends) for ends in pairwise([*starts, len(logits)])]
+        parts = [slice(*ends) for ends in pairwise([*texts.starts.tolist(), len(logits)])]
         return [(np.concatenate([text.spans for text in texts.texts[part]]), np.concatenate(logits[part])) for part in parts]
 
     def answers(self, texts: Texts, logits: Sequence[np.ndarray]) -> list[list[str]]:
@@ -83,14 +94,14 @@ class Data:
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
     known: TenantVersion | None = None, dtype: str = "fp16", start: TenantVersion | None = None, again: bool = False,
-    columns: Columns = AS_TRAINED,
+    columns: Columns = AS_TRAINED, embedding: Embedding | None = None,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
     `known`: the version before, whose labels and their order the head keeps. `dtype`: of the stored head. `start`: the version
     to train on. `again`: the file is divided as it was for that version.
     """
-    own = training_task(task)
+    own = training_task(task).of(embedding)
     training = own.read(train, columns)
     labels = own.labels(training)
     if known is not None:

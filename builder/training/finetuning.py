@@ -25,6 +25,7 @@ from builder.training.model import TenantModel
 from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tenants.embedding import Embedding
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TrainingOptions:
     warm_up: float = 0.1  # a share of the steps
     batch_texts: int = 8
     seed: int = 0
+    embedding: Embedding | None = None  # how the tenant makes vectors; None: it has a head
 
     def __post_init__(self) -> None:
         check_options(self, epochs=1, patience=1, batch_texts=1, rank=0, doubt=0)
@@ -77,8 +79,9 @@ Train = Callable[..., Trained]  # `finetune`, or another function that is called
 
 
 def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) -> TenantModel:
-    head = head_layout(config, labels, options.head_function, options.dtype) if not config.is_decoder else None
-    return TenantModel(adapter_of(config, options), head, options.seed)
+    has_head = not config.is_decoder and options.embedding is None
+    head = head_layout(config, labels, options.head_function, options.dtype) if has_head else None
+    return TenantModel(adapter_of(config, options), head, options.seed, options.embedding)
 
 
 def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
@@ -113,7 +116,7 @@ def finetune(
     if options.body_rate:
         tuned = cuttable(body.upper_layers, layout) if layout is not None else body.part(options.body_part)
         groups.append(ParameterGroup(options.body_rate, {f"body.{number}": part for number, part in enumerate(tuned)}))
-    batches = data.batches(options.epochs, options.batch_texts, options.seed)
+    batches = data.batches(options.epochs, data.task.batch_texts or options.batch_texts, options.seed)
     epochs = Epochs(batches, options.patience, options.doubt, options.warm_up)
 
     def loss_of(chosen: np.ndarray) -> tuple[Tensor, int]:
@@ -149,7 +152,12 @@ def finetune(
         read = data.rows(data.dev, logits_of(shared, made, data, data.dev))
         made.shift(data.task.shift(data.labels, data.dev.examples, *zip(*read, strict=True)))
     made.round_to_storage()
-    return Trained(shared, made, evaluate(shared, made, data, data.dev)[0], {**asdict(options), **_reported(now, data)})
+    return Trained(shared, made, evaluate(shared, made, data, data.dev)[0], {**reported(options), **_reported(now, data)})
+
+
+def reported(options: TrainingOptions) -> dict[str, Any]:
+    """Returns the options as reports have them: those for vectors only of such a tenant."""
+    return {name: value for name, value in asdict(options).items() if name != "embedding" or value is not None}
 
 
 def _reported(now: Progress, data: Data) -> dict[str, Any]:

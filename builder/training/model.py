@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from builder.learning.bodies import Body
 from builder.learning.loop import Diverged
 from builder.tasks.lookup import Pack
 from hplm.adapters.groups import Tiles
 from hplm.adapters.layout import Layout
+from hplm.adapters.layout_rows import means
 from hplm.model.layer import QKV, Adapt
+from hplm.tenants.embedding import MEAN, Embedding
 from hplm.tenants.knowledge import Adapter, Head
 
 Weights = dict[str, Tensor]
@@ -22,10 +26,11 @@ SPREAD = 0.02  # of a tenant's random numbers
 
 
 class TenantModel(nn.Module):
-    def __init__(self, adapter: Layout | None, head: Layout | None, seed: int) -> None:
-        """`head`: None of a tenant that generates text, which only has an adapter."""
+    def __init__(self, adapter: Layout | None, head: Layout | None, seed: int, embedding: Embedding | None = None) -> None:
+        """`head`: None of a tenant that generates text or makes vectors, which only has an adapter."""
         super().__init__()
-        self._head = head
+        self._head, self._embedding = head, embedding
+        self._pools = embedding is not None and embedding.pooling == MEAN
         self.mean, self.spread = 0.0, 1.0  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
         # The tensors that are not random start at zero, so that at first the adapter changes nothing.
@@ -36,11 +41,11 @@ class TenantModel(nn.Module):
             self._slots.append((head, self.head))
 
     @classmethod
-    def of(cls, adapter: Adapter | None, head: Head | None) -> TenantModel:
+    def of(cls, adapter: Adapter | None, head: Head | None, embedding: Embedding | None = None) -> TenantModel:
         """Returns a model with stored weights."""
         layout, layers = adapter or (None, None)
         own, weights = head or (None, {})
-        model = cls(layout, own, seed=0)  # whose random numbers they replace
+        model = cls(layout, own, 0, embedding)  # whose random numbers they replace
         model.load(layers, weights)
         return model
 
@@ -49,8 +54,15 @@ class TenantModel(nn.Module):
         return self.read(self.hidden(body, pack, layers))
 
     def hidden(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:
-        """Returns the rows that the head reads, after all upper layers or the first."""
-        return body(pack, self.adapts(tiles(pack.tokens), tiles(pack.reading)) or None, layers)
+        """Returns the rows that the head reads, after all upper layers or the first. Those of vectors are pooled."""
+        if self._pools:
+            pack = replace(pack, reading=torch.arange(len(pack.tokens), device=pack.tokens.device))
+        read = body(pack, self.adapts(tiles(pack.tokens), tiles(pack.reading)) or None, layers)
+        return means(read, np.array(pack.lengths)) if self._pools else read
+
+    def read_of(self, states: Tensor, pack: Pack) -> Tensor:
+        """Returns the rows that the head reads of the states of all tokens."""
+        return means(states.float(), np.array(pack.lengths)) if self._pools else states[pack.reading]
 
     def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""
@@ -58,7 +70,10 @@ class TenantModel(nn.Module):
         return body.states(pack, self.adapts(every, every) or None, layers)
 
     def read(self, hidden: Tensor) -> Tensor:
-        """Returns the head's logits of hidden rows; without a head the rows."""
+        """Returns the head's logits of hidden rows; without a head the rows, or vectors of them."""
+        if (own := self._embedding) is not None:
+            cut = hidden[:, : own.dimensions].float()
+            return normalize(cut, dim=1) if own.normalised else cut
         if self._head is None:
             return hidden
         return self._head.read(hidden, tiles(hidden), dict(self.head.items())).float() * self.spread + self.mean

@@ -11,6 +11,8 @@ from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
+from hplm.tasks import find_task
+from hplm.tenants.embedding import Embedding
 
 ANEW = 0  # instead of a version: random weights
 ADAPTER = ("adapter", "rank", "places", "function", "dtype")
@@ -22,6 +24,26 @@ def form_of(before: TenantVersion | None, given: dict[str, Any]) -> dict[str, An
         return given
     same_kind = given.get("adapter", before.adapter) == before.adapter
     return {name: getattr(before, name) for name in ("head_function", *(ADAPTER if same_kind else ()))} | given
+
+
+def chosen_embedding(
+    task: str, before: TenantVersion | None, config: BackboneConfig, given: dict[str, Any]
+) -> Embedding | None:
+    """Returns how a tenant makes its vectors: as the version before, unless other fields are given. None: it has a head."""
+    if not find_task(task).is_vector:
+        if given:
+            raise InvalidInput(f"--{min(given)} is for the task embed, and this tenant is to {task}: leave it out")
+        return None
+    usual = before.embedding if before is not None else None
+    own = replace(usual if usual is not None else Embedding(config.hidden), **given)
+    if not 1 <= own.dimensions <= config.hidden:
+        raise InvalidInput(f"--dimensions {own.dimensions}: give 1 to {config.hidden}, the width of the backbone")
+    if usual is not None and own.dimensions != usual.dimensions:
+        raise InvalidInput(
+            f"--dimensions {own.dimensions}: the version before has {usual.dimensions}, on which clients rely: leave it out, "
+            "or choose another --id"
+        )
+    return own
 
 
 def chosen_start(store: Store, tenant_id: str, before: TenantVersion | None, digest: str, wanted: int | None) -> int:

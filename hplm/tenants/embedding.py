@@ -14,6 +14,7 @@ from hplm.arrays import Array
 from hplm.errors import InvalidInput
 
 MEAN, FIRST = "mean", "first"
+FEWEST = 32  # dimensions that a vector learns to be cut to
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,32 @@ class Embedding:
 
     def prefixed(self, texts: Sequence[str], name: str | None = None) -> Sequence[str]:
         """Returns texts behind the prefix with this name; None: behind the default, if there is one."""
-        if name is not None and name not in self.prefixes:
+        if name and name not in self.prefixes:
             known = f"choose {', '.join(map(repr, self.prefixes))}, or" if self.prefixes else "it has none:"
             raise InvalidInput(f"the tenant has no prefix {name!r}: {known} leave out hplm_prefix")
-        chosen = self.prefixes.get(self.prefix if name is None else name, "")
+        chosen = self.prefixes.get(name or self.prefix, "")
         return [chosen + text for text in texts] if chosen else texts
+
+    @property
+    def asking(self) -> str:
+        """The name of the prefix of a text that searches for others."""
+        return self._first("query")
+
+    @property
+    def answering(self) -> str:
+        """The name of the prefix of a text that is found."""
+        return self._first("passage", "document")
+
+    def _first(self, *names: str) -> str:
+        return next((name for name in names if name in self.prefixes), self.prefix)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of dimensions that it learns: all, and halves of them if requests may ask for fewer."""
+        found = [self.dimensions]
+        while self.shortens and found[-1] >= 2 * FEWEST:
+            found.append(found[-1] // 2)
+        return found
 
     def check_asked(self, dimensions: int) -> None:
         """Refuses a number of dimensions that a request may not ask for. 0: it asks for none."""

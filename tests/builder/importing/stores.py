@@ -24,6 +24,7 @@ from tests.builder.stores import build, some_lines
 FIXTURES = Path(__file__).parent / "fixtures"
 LABELS = ["red", "green", "blue"]
 SEQUENCE = "ForSequenceClassification"
+KINDS = ("Transformer", "Pooling", "Normalize")
 
 
 def make_imported_store(folder: Path, lower: int = SPLIT, upper: int | None = None) -> Path:
@@ -70,14 +71,29 @@ def texts(folder: Path, count: int = 120) -> Path:
     return path
 
 
+def embedding(folder: Path, pooling: str = "mean_tokens", modules: tuple[str, ...] = KINDS, **config: object) -> Path:
+    """Saves the fixtures' BERT as sentence-transformers does, after it was fine-tuned. `config`: prompts."""
+    tuned(folder, "Model")
+    listed = [
+        {"path": "1_Pooling" if kind == "Pooling" else "", "type": f"sentence_transformers.models.{kind}"} for kind in modules
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens")}
+    put(folder / "1_Pooling/config.json", **modes)
+    put(folder / "config_sentence_transformers.json", **config)
+    return folder
+
+
 def tuned(folder: Path, ending: str = SEQUENCE, change: float = 0.03, **config: object) -> Path:
     """Saves the fixtures' BERT with a head, as if it had been fine-tuned: all of its weights have changed a little."""
     save_base(folder)
     torch.manual_seed(1)
-    model = getattr(transformers, f"Bert{ending}").from_pretrained(folder, **({"num_labels": 3} | config))
+    named = {"num_labels": 3} | config if ending != "Model" else config
+    model = getattr(transformers, f"Bert{ending}").from_pretrained(folder, **named)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("bert.") and "pooler" not in name:
+            if (ending == "Model" or name.startswith("bert.")) and "pooler" not in name:
                 parameter.add_(change * torch.randn_like(parameter))
             else:
                 parameter.normal_(0, 0.5)

@@ -34,8 +34,20 @@ from builder.training.data import Data
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
+from hplm.tenants.embedding import Embedding
 from tests.builder.checkpoints import SIZES, save_tokenizer
-from tests.builder.importing.stores import FIXTURES, LABELS, SEQUENCE, changed, put, put_tensors, texts, tuned
+from tests.builder.importing.stores import (
+    FIXTURES,
+    KINDS,
+    LABELS,
+    SEQUENCE,
+    changed,
+    embedding,
+    put,
+    put_tensors,
+    texts,
+    tuned,
+)
 from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import unexpected, write
 from tests.support.device import DEVICE
@@ -104,6 +116,65 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert (again.version, again.rank, again.labels) == (2, 4, LABELS), "clients know logits by the order of labels"
     head, own = (store.tenant_weights(one)[1]["weight"].float() for one in (tenant, again))
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
+
+
+@pytest.mark.parametrize(("pooling", "modules"), [("mean_tokens", KINDS), ("cls_token", KINDS[:2])])
+def test_an_embedding_model_is_matched_by_its_vectors(store, tmp_path, pooling, modules):
+    folder = embedding(tmp_path / "near", pooling, modules, prompts={"query": "wa ", "passage": ""}, default_prompt_name=None)
+    lines = some_lines(24, 3)
+    test = write(tmp_path / "test.jsonl", ({"text": line, "positive": line.upper()} for line in lines))
+    with by_one_step():
+        tenant, report = imported(store, folder, texts(tmp_path), test, rank=32, least=0)
+    own = Embedding(32, "mean" if "mean" in pooling else "first", len(modules) == 3, prefixes={"query": "wa ", "passage": ""})
+    assert (tenant.task, tenant.labels, tenant.embedding, tenant.has_head) == ("embed", [], own, False)
+    assert store.known_tenant("acme") == tenant and store.knowledge(tenant).embedding == own
+    after = report["after"]
+    assert after["answers"] == 50 and 0.5 < after["agreement"] <= 1 and "divergence" not in after
+    assert report["test"]["tenant"]["metric"] == "ndcg10" and "cosine" in " ".join(facts_of(report))
+    model = transformers.BertModel.from_pretrained(folder).eval()  # the vectors of the checkpoint, by transformers alone
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = family_of(store).read(folder)
+    models, examples = [TunedModel.of_checkpoint(found, DEVICE)], [Example(test, 1, line, line) for line in lines]
+    task = training_task("embed").of(replace(own, prefixes={}))
+    _, (rows,) = answers_of(models, examples, Reader(store, "root", 1), [], task)
+    for line, (_, vectors) in zip(lines, rows, strict=True):
+        with torch.no_grad():
+            states = model(**tokenizer(line, truncation=True, max_length=64, return_tensors="pt")).last_hidden_state[0]
+        wanted = states.mean(0) if "mean" in pooling else states[0]
+        assert np.allclose(vectors[0], wanted / wanted.norm() if len(modules) == 3 else wanted, atol=1e-4)
+    with pytest.raises(Unlike, match=mentioning("cosines", folder, "--least")):
+        imported(store, folder, texts(tmp_path), rank=1, epochs=1, learning_rate=1e-9, least=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"pooling": "max_tokens"}, ["max_tokens", "mean or cls"]),
+        ({"modules": ("Transformer", "Pooling", "Dense")}, ["Dense"]),
+        ({"modules": ("Transformer", "Normalize", "Pooling")}, ["modules.json", "Normalize, Pooling"]),
+        ({"prompts": 3}, ["config_sentence_transformers.json", "prefixes"]),
+        ({"prompts": {"query": "a"}, "default_prompt_name": "title"}, ["'title'"]),
+    ],
+    ids=str,
+)
+def test_what_no_tenant_does_with_states_is_refused_by_name(store, tmp_path, change, named):
+    folder = embedding(tmp_path / "near", **change)
+    with pytest.raises(InvalidInput, match=mentioning(*named)):
+        family_of(store).read(folder)
+
+
+def test_a_model_of_vectors_has_no_labels_and_no_other_task(store, tmp_path):
+    folder = embedding(tmp_path / "near")
+    put(folder / "1_Pooling/config.json", include_prompt=False)
+    with pytest.raises(InvalidInput, match=mentioning("include_prompt")):
+        family_of(store).read(folder)
+    put(folder / "1_Pooling/config.json", include_prompt=True)
+    for given in ((["a", "b"], None), (None, "classify")):
+        with pytest.raises(InvalidInput, match=mentioning("modules.json", "--labels", "--task")):
+            family_of(store).read(folder, *given)
+    (folder / "modules.json").unlink()
+    with pytest.raises(InvalidInput, match=mentioning("BertModel", "modules.json")):
+        family_of(store).read(folder)
 
 
 @pytest.mark.parametrize(("disk", "most"), [(MOST_BYTES, MOST_BYTES), (1000, MOST_BYTES), (MOST_BYTES, 1000)])

@@ -63,6 +63,16 @@ def perhaps_asked(rng):
     return {"text": rng.choice(WORDS[20:]), "text_pair": passage, "answers": {"text": [], "answer_start": []}}
 
 
+def near(rng):
+    """Two texts with the same three words, and sometimes a third that shares other words with the first."""
+    topic, noise = rng.sample(WORDS[:30], 3), [rng.choices(WORDS[50:60], k=2) for _ in range(3)]
+    texts = [[*topic, *noise[0]], [*topic, *noise[1]], [*rng.sample(WORDS[:30], 3), *noise[0]]]
+    for text in texts:
+        rng.shuffle(text)
+    named = zip(("text", "positive", "negative"), map(" ".join, texts), strict=True)
+    return dict([*named][: 3 if rng.random() < 0.5 else 2])
+
+
 CUT = {"adapter": "lora", "body_rate": 3e-3}  # the upper layers learn, and the adapter is cut from their change
 TASKS = {  # task, texts, metric, the least score of a tenant that has learned from them, options
     "bio": ("tag", 300, "entity_f1", 0.5, {}),
@@ -70,10 +80,17 @@ TASKS = {  # task, texts, metric, the least score of a tenant that has learned f
     "regress": ("regress", 180, "pearson", 0.55, {}),
     "span-or-none": ("span", 240, "f1", 0.45, {}),  # without any answer 0.4
     "cut": ("classify", 120, "accuracy", 0.7, CUT),
+    "near": (
+        "embed",
+        240,
+        "ndcg10",
+        0.3,
+        {"learning_rate": 1e-2, "embedding": {"shortens": True, "prefixes": {"query": "q "}}},
+    ),
 }
 MAKERS = {  # of the examples of a task, or of an entry of TASKS
     "classify": classified, "tag": entities, "span": asked, "bio": entities, "multilabel": many, "regress": valued,
-    "span-or-none": perhaps_asked, "cut": classified,
+    "span-or-none": perhaps_asked, "cut": classified, "near": near,
 }  # fmt: skip
 STILL = 1e-12  # a learning rate that changes no stored weight
 

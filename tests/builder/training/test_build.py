@@ -60,8 +60,11 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     task, texts, metric, least, _ = TASKS[name]
     evaluation = evaluate_tenant(store, name, folder / f"{name}-test.jsonl", DEVICE)
     assert evaluation.scores.metric == metric and evaluation.scores.main > least
-    for example, answered in zip(evaluation.texts.examples, evaluation.answers, strict=True):
-        assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
+    if task == "embed":
+        assert [own[0] for own in evaluation.answers] == nearest_of(reference, name, evaluation.texts.examples)
+    else:
+        for example, answered in zip(evaluation.texts.examples, evaluation.answers, strict=True):
+            assert same_labels(task, answered, reference.answer(example.text, name, example.pair).labels)
     report = store.report(store.tenant(name))  # of how it has learned
     assert report["task"] == task and report["dev"][metric] > least
     assert (report["training"]["texts"], report["dev"]["texts"], report["seed"]) == (texts, 60, 0)
@@ -74,12 +77,20 @@ def test_every_task_is_learned_and_scored_as_it_is_served(trained, reference, na
     check_page((store.tenant_folder(name, 1) / "report.html").read_text(), report)
 
 
+def nearest_of(reference, name, examples):
+    """Returns the positive that is nearest to each text, by the reference's vectors."""
+    found = torch.cat([reference.forward(example.pair, name) for example in examples])
+    return [
+        examples[int((found @ reference.forward(example.text, name, prefix="query")[0]).argmax())].pair for example in examples
+    ]
+
+
 def check_page(page, report):
     """It shows what the report says of labels and mistakes, and loads nothing."""
     assert "<script" not in page and "http" not in page and "data:image/png;base64," in page
     for shown in (*(row["label"] for row in report["by_label"]), *(mistake["text"] for mistake in report["mistakes"])):
         assert html.escape(shown, quote=False) in page
-    assert bool(report["by_label"]) == (report["task"] not in ("regress", "span"))
+    assert bool(report["by_label"]) == (report["task"] not in ("regress", "span", "embed"))
     if report["task"] == "classify":
         assert sum(row["wanted"] for row in report["by_label"]) == report["dev"]["rows"]
 

@@ -1,0 +1,60 @@
+"""Reads what sentence-transformers saves beside a model: how a vector is made of the states of a text, and the prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from builder.importing.foreign import WRITTEN, read_json
+from hplm.errors import InvalidInput
+from hplm.tenants.embedding import FIRST, MEAN, Embedding
+
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+TRANSFORMER, POOLING, NORMALIZE = KINDS = "Transformer", "Pooling", "Normalize"
+POOLINGS = {"mean_tokens": MEAN, "mean": MEAN, "cls_token": FIRST, "cls": FIRST}
+TAKEN = "import a model of a Transformer, a Pooling by mean or cls, and perhaps Normalize"
+
+
+def makes_vectors(folder: Path) -> bool:
+    return (folder / MODULES).is_file()
+
+
+def read_embedding(folder: Path, width: int) -> Embedding:
+    """Returns how the model makes vectors. Refuses modules and poolings that a tenant does not have, by their names."""
+    path = folder / MODULES
+    try:
+        listed = json.loads(path.read_text("utf-8"))
+        modules: dict[str, str] = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in listed}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidInput(f"{path} does not list modules ({type(error).__name__}: {error}): {WRITTEN}") from None
+    kinds = [*modules]
+    if other := next((kind for kind in kinds if kind not in KINDS), None):
+        raise InvalidInput(f"{path} has a module {other}, which no tenant has: {TAKEN}")
+    if kinds not in ([*KINDS], [*KINDS[:2]]):
+        raise InvalidInput(f"{path} has the modules {', '.join(kinds)}, in this order: {TAKEN}")
+    prompts = read_json(folder / PROMPTS) if (folder / PROMPTS).exists() else {}
+    try:
+        return Embedding.read(
+            {
+                "dimensions": prompts.get("truncate_dim") or width,
+                "pooling": _pooling(folder / modules[POOLING] / "config.json"),
+                "normalised": NORMALIZE in modules,
+                "prefixes": prompts.get("prompts") or {},
+                "prefix": prompts.get("default_prompt_name") or "",
+            }
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{folder / PROMPTS}: {error}: {WRITTEN}") from None
+
+
+def _pooling(path: Path) -> str:
+    stored: dict[str, Any] = read_json(path)
+    named = stored.get("pooling_mode")
+    modes = [name.removeprefix("pooling_mode_") for name, is_on in stored.items() if name.startswith("pooling_mode_") and is_on]
+    modes = ([named] if isinstance(named, str) else list(named)) if named else modes
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise InvalidInput(f"{path} pools by {' and '.join(map(str, modes)) or 'nothing'}: {TAKEN}")
+    if not stored.get("include_prompt", True):
+        raise InvalidInput(f"{path} leaves the prompt out of the mean (include_prompt), which no tenant does: {TAKEN}")
+    return POOLINGS[modes[0]]
