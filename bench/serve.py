@@ -36,6 +36,7 @@ BATCH_TOKENS = 4096
 REQUESTS = 8192  # to several numbers of tenants: different ones, more than are sent
 SHARE_OF_BOUND = {"bert-base": 0.95, "minilm": 0.85, "toy": 0.0}  # targets
 MB = 1e6
+LABELS, VECTORS = ("LABEL", "SCORE"), ("EMBEDDING",)  # outputs
 
 
 @benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4)
@@ -47,24 +48,27 @@ def serve(
     seconds: Seconds = 20.0,
     connections: Annotated[int, ONLY_QUICK] = 64,
     dtype: ServedDtype = "auto",
+    vectors: bool = False,
 ) -> Rows:
     """Exports a repository of random weights and serves it. Measures one client, and then saturation.
 
     Beside the server are the bare engine, and an ensemble of two models that do nothing. Processor time that both need bounds
     what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
 
+    :param vectors: the tenants answer with vectors, the means of all tokens' states
     :param tenants: requests go to them in turn. Several numbers, such as 1 10 100, also compare servers with as many tenants
     """
     expect_text(tokens, size)
     count = tenants[0] if len(tenants) == 1 else 16
     texts = texts_of(SIZES[size], [tokens] * 4 * connections)
     options = ServingOptions(dtype=dtype, slots=max(2, 2 * count), batch_tokens=BATCH_TOKENS)
-    with random_export(SIZES[size], count, options) as folder:
+    outputs = VECTORS if vectors else LABELS
+    with random_export(SIZES[size], count, options, vectors=vectors) as folder:
         bare = BareEngine(folder, texts, tokens, seconds)
         (before,) = send(bare)
         add_noops(folder.parent, tokens)
         with TritonServer(folder.parent) as server:
-            requests, noops = (requests_of(model, texts, count) for model in (folder.name, NOOP))
+            requests, noops = requests_of(folder.name, texts, count, outputs=outputs), requests_of(NOOP, texts, count)
             alone, saturated = one_and_many(server.http_url, requests, requests, seconds, connections)
             noop_alone, noop = one_and_many(server.http_url, noops, noops, seconds, connections)
         (after,) = send(bare)
@@ -90,7 +94,7 @@ def serve(
     yield Row("dtype", before["dtype"])
     yield Row("threads", torch.get_num_threads())
     if len(tenants) > 1:
-        yield from tenants_served(size, tokens, sorted(tenants), seconds, connections, dtype)
+        yield from tenants_served(size, tokens, sorted(tenants), seconds, connections, dtype, vectors)
 
 
 def one_and_many(
@@ -140,11 +144,14 @@ class BareEngine:
         return {"p50_ms": alone * 1e3, "texts_per_s": max(*rates, 1 / alone), "dtype": settings.precision.name}
 
 
-def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, connections: int, dtype: str) -> Rows:
+def tenants_served(
+    size: Size, tokens: int, counts: list[int], seconds: float, connections: int, dtype: str, vectors: bool = False
+) -> Rows:
     """Measures servers of the same backbone with more and more tenants. Requests go to all tenants alike."""
     texts, options = texts_of(SIZES[size], [tokens] * 4 * connections), ServingOptions(dtype=dtype, batch_tokens=BATCH_TOKENS)
     rates, starts = {}, {}
-    with random_export(SIZES[size], 1, options) as backbone:
+    outputs = VECTORS if vectors else LABELS
+    with random_export(SIZES[size], 1, options, vectors=vectors) as backbone:
         folder = backbone / "1"
         whole = multiply(folder, counts[-1])
         layouts = [Layout.of(key) for key in whole.layouts]
@@ -155,7 +162,7 @@ def tenants_served(size: Size, tokens: int, counts: list[int], seconds: float, c
             say(f"{count} tenants")
             warming, requests = (
                 [
-                    infer_request(backbone.name, [texts[i % len(texts)]], tenant_id(number), outputs=("LABEL", "SCORE"))
+                    infer_request(backbone.name, [texts[i % len(texts)]], tenant_id(number), outputs=outputs)
                     for i, number in enumerate(np.random.default_rng(seed).integers(0, count, REQUESTS).tolist())
                 ]
                 for seed in (1, 2)

@@ -39,10 +39,12 @@ APART = 8  # numbers of the pool between the beginnings of two tenants
 
 
 @contextmanager
-def random_export(config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Iterator[Path]:
+def random_export(
+    config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK, vectors: bool = False
+) -> Iterator[Path]:
     """Gives the folder of an exported backbone with random weights, in a repository that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="hplm-bench-") as folder:
-        yield write(Path(folder), config, tenants, options, rank)
+        yield write(Path(folder), config, tenants, options, rank, vectors)
 
 
 def tenant_id(number: int, tenants: int = 10**6) -> str:

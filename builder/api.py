@@ -4,9 +4,21 @@ They return what `--json` prints; `import_` also the exit status, which is 3 if 
 wrong input raises `HplmError`.
 """
 
-from builder.cli.build import Table, Training, domain, root, tenant
+from builder.cli.build import Table, Training, Vectors, domain, root, tenant
 from builder.cli.evaluate import evaluate
 from builder.cli.import_ import Matching, OneFolder, import_
 from builder.tasks.columns import Columns
 
-__all__ = ["Columns", "Matching", "OneFolder", "Table", "Training", "domain", "evaluate", "import_", "root", "tenant"]
+__all__ = [
+    "Columns",
+    "Matching",
+    "OneFolder",
+    "Table",
+    "Training",
+    "Vectors",
+    "domain",
+    "evaluate",
+    "import_",
+    "root",
+    "tenant",
+]

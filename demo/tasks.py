@@ -55,7 +55,17 @@ class Rewritten:
         return ()
 
 
-Example = Classified | Tagged | Rewritten
+@dataclass(frozen=True)
+class Pair:
+    text: str
+    positive: str
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ()
+
+
+Example = Classified | Tagged | Rewritten | Pair
 
 
 @dataclass(frozen=True)

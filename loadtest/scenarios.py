@@ -153,9 +153,8 @@ class Scenario(User):
         text, priority = self.plan.texts[number], int(self.plan.arrivals.priority[number])
         question, passage = ("What is it about?", text) if find_task(tenant.task).needs_pair else (text, None)
         more = {"hplm_rung": self.options.rung} if self.options.rung else {}
-        self.client.infer(
-            question, tenant=tenant.id, pair=passage, deadline_ms=deadline_ms, truncate=True, priority=priority, parameters=more
-        )
+        asked = {"deadline_ms": deadline_ms, "truncate": True, "priority": priority, "parameters": more}
+        self.client.infer(question, tenant=tenant.id, pair=passage, embedding=find_task(tenant.task).is_vector, **asked)
 
 
 def _ms_since(due: float) -> float:

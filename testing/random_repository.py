@@ -19,6 +19,7 @@ from builder.publish.model_configs import ServingOptions
 from hplm.errors import HplmError, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.options import AUTO, ENGINE_DTYPES
+from hplm.tenants.embedding import Embedding
 from testing.random_store import SIZES, random_store, random_tenants, tokenizer_json
 
 RANK, LABELS = 32, 4
@@ -45,12 +46,16 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.to} has the backbone {given.size} with {given.tenants} tenants")
 
 
-def write(repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK) -> Path:
-    """Returns the folder of the backbone. `rank`: of the tenants' adapters."""
+def write(
+    repository: Path, config: BackboneConfig, tenants: int, options: ServingOptions, rank: int = RANK, vectors: bool = False
+) -> Path:
+    """Returns the folder of the backbone. `rank`: of the tenants' adapters. `vectors`: they answer with vectors."""
     with tempfile.TemporaryDirectory(prefix="hplm-random-") as scratch:
         made = random_tenants(tenants, rank, LABELS)
         if config.is_decoder:
             made = [replace(one, task="generate", labels=[], adapter="lora", places=("query", "value")) for one in made]
+        elif vectors:
+            made = [replace(one, task="embed", labels=[], embedding=Embedding(config.hidden)) for one in made]
         store = random_store(Path(scratch) / "store", config, made, tokenizer=tokenizer_json)
         return repository / export(store, repository, options).backbone
 

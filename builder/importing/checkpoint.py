@@ -58,6 +58,7 @@ class Finetuned:
     labels: list[str]
     distance: float  # from the model it descends from: the median change of a matrix, as a share of its size
     embedding: Embedding | None = None  # how it makes vectors; None: it has a head
+    activation: str | None = None  # that a cross-encoder's library puts behind its logit
 
     @property
     def head_layout(self) -> Layout | None:
@@ -179,7 +180,7 @@ class Family:
         labels = chosen_labels(head.task, labels, names, len(head.weights["weight"]), path)
         layout = head_layout(checkpoint.config, len(labels), head.function)
         check_shapes(head.weights, layout, checkpoint.config, path, "the head")
-        return Finetuned(checkpoint, head, labels, distance)
+        return Finetuned(checkpoint, head, labels, distance, activation=_activation(stored))
 
     def _check(self, folder: Path, found: Any, base: Any, names: Iterable[str]) -> None:
         for name in names:
@@ -214,6 +215,13 @@ def _distance(weights: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> floa
         for own, before in zip(weights[name].chunk(parts), base[name].chunk(parts), strict=True):
             changes += [float((own - before).norm() / size)] if (size := before.norm()) else []
     return float(torch.tensor(changes).median())
+
+
+def _activation(stored: Mapping[str, Any]) -> str | None:
+    """Returns the function that sentence-transformers has noted for a cross-encoder, such as sigmoid."""
+    own = stored.get("sentence_transformers") or {}
+    named = own.get("activation_fn") or stored.get("sbert_ce_default_activation_function")
+    return str(named).rpartition(".")[2].lower() if named else None
 
 
 def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, labels: list[str] | None) -> ForeignHead:

@@ -210,7 +210,8 @@ def import_checkpoint(
             tenant = TunedModel.of(PlotBody.of(store), (layout, change), found.head_of(found.head.weights), *own)
             report = {
                 "task": found.head.task,
-                "imported": origin_of(store, folder, "transformers", store.model),
+                "imported": origin_of(store, folder, "transformers", store.model)
+                | ({"activation": found.activation} if found.activation is not None else {}),
                 "asked": step.inputs,
                 "note": NOTE,
                 "distance": round(found.distance, 4),

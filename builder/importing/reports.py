@@ -25,6 +25,7 @@ def facts_of(report: Report) -> dict[str, str]:
         **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
+        **({"activation behind the logit": own} if (own := report["imported"].get("activation")) else {}),
         "scores on --test": ", ".join(scores) or "-",
         "answers to --test that are the checkpoint's": _tested(report.get("tested")),
         "learned for": duration(report["seconds"]),

@@ -160,6 +160,9 @@ def test_an_answer_in_json_is_json(server):
 def labelled(reference, tenant, text, pair):
     """Returns a line of test data whose label is the tenant's own answer."""
     found = reference.answer(text, tenant.id, pair)
+    if tenant.task == "embed":
+        other = " ".join(reversed(text.split()))
+        return {"text": text, "pair": other, "score": len(text)} if len(text) % 3 == 0 else {"text": text, "positive": other}
     line = {"text": text} | ({"text_pair": pair} if pair is not None else {})
     if tenant.task == "multilabel":
         return {**line, "labels": found.labels}
@@ -175,11 +178,11 @@ def labelled(reference, tenant, text, pair):
 @on_toy
 def test_served_scores_equal_those_computed_here(server, tmp_path):
     reference, rng = server.reference("tasks"), random.Random(10)  # with 9, one label is decided by 0.0002
-    for tenant in [tenant for tenant in TENANTS if tenant.task != "embed"]:
+    for tenant in TENANTS:
         lines = [labelled(reference, tenant, *question(rng, tenant.task)) for _ in range(20)]
         path = write(tmp_path / f"{tenant.id}.jsonl", lines)
         evaluation = evaluate_tenant(server.built.stores["tasks"], tenant.id, path, torch.device("cpu"))
         with HplmClient(server.grpc_url, "grpc", "tasks") as client:
             served = evaluate_served(client, evaluation).scores
         assert served.metric == evaluation.scores.metric and served.values == pytest.approx(evaluation.scores.values, abs=1e-3)
-        assert served.main == pytest.approx(1, abs=1e-3), tenant.id
+        assert served.main == pytest.approx(1, abs=1e-3) or tenant.task == "embed", tenant.id

@@ -6,24 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from demo.data import DemoTenant
 from research.imports import imported, main
 from tests.builder.checkpoints import save_bert
+from tests.builder.training.small_tenants import made
 from tests.research.toys import toy_data
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions
 
+SIZES = {"train": 60, "dev": 20, "test": 30}
+
 
 @pytest.mark.slow
-def test_a_checkpoint_is_finetuned_imported_and_compared_once(tmp_path: Path) -> None:
-    data, folder = toy_data(tmp_path, {"train": 60, "dev": 20, "test": 30}), tmp_path / "model"
+@pytest.mark.parametrize("task", ["toy-classify", "toy-near"])
+def test_a_checkpoint_is_finetuned_imported_and_compared_once(tmp_path: Path, task: str) -> None:
+    data, folder = toy_data(tmp_path, SIZES), tmp_path / "model"
+    files = {part: made(tmp_path, "near", size, part) for part, size in SIZES.items()}
+    near = DemoTenant("toy-near", "toys", "embed", "?", (), **files, majority_share=0)
     folder.mkdir()
-    given = str(save_bert(folder)), data.tenants[0], data.domains[0].corpus, tmp_path / "work", 0.01, DEVICE
+    of_task = next(one for one in (*data.tenants, near) if one.id == task)
+    given = str(save_bert(folder)), of_task, [data.domains[0].corpus], tmp_path / "work", 0.01, DEVICE
     with by_one_step():
         found = imported(*given)
         (tenant,) = found.store.tenants()
         scores = found.report["test"]
-        assert tenant.id == "toy-classify" and scores["tenant"]["rows"] == scores["checkpoint"]["rows"] == 30
+        assert tenant.id == task and scores["tenant"]["rows"] == scores["checkpoint"]["rows"] == 30
         assert found.report["bytes"]["tenant"] < found.report["bytes"]["checkpoint"]
         written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()}
         assert imported(*given).report == found.report

@@ -23,6 +23,8 @@ from builder.importing.matching import MatchingOptions, TunedModel, Unlike, answ
 from builder.importing.reports import advice, facts_of
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
+from builder.publish.export import export
+from builder.publish.model_configs import ServingOptions
 from builder.store.pack import pack_root
 from builder.store.resumable import PLAN, write_json
 from builder.store.store import Store
@@ -35,6 +37,7 @@ from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
 from hplm.tenants.embedding import Embedding
+from testing.reference import Reference
 from tests.builder.checkpoints import SIZES, save_tokenizer
 from tests.builder.importing.stores import (
     FIXTURES,
@@ -50,6 +53,7 @@ from tests.builder.importing.stores import (
 )
 from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import unexpected, write
+from tests.engine.asker import Asker
 from tests.support.device import DEVICE
 from tests.support.families import save_family
 from tests.support.here import Here
@@ -161,6 +165,31 @@ def test_what_no_tenant_does_with_states_is_refused_by_name(store, tmp_path, cha
     folder = embedding(tmp_path / "near", **change)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         family_of(store).read(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+    ],
+)
+def test_a_cross_encoder_with_one_label_becomes_a_reranker(store, tmp_path, config, activation):
+    folder, lines = tuned(tmp_path / "ranks", num_labels=1), some_lines(120, 7)
+    put(folder / "config.json", **config)
+    pairs = [{"text": " ".join(line.split()[:4]), "text_pair": " ".join(line.split()[4:9])} for line in lines]
+    test = write(tmp_path / "test.jsonl", ({**pair, "label": number / 9} for number, pair in enumerate(pairs[:30])))
+    with by_one_step():
+        tenant, report = imported(store, folder, write(tmp_path / "texts.jsonl", pairs), test, rank=32, least=0)
+    assert (tenant.task, tenant.labels, report["imported"]["activation"]) == ("regress", ["value"], activation)
+    assert report["test"]["tenant"]["rows"] == 30 and facts_of(report)["activation behind the logit"] == activation
+    export(store, tmp_path / "repository", ServingOptions(dtype="fp32"))
+    reference, asker = Reference.open(tmp_path / "repository/tiny/1"), Asker(tmp_path / "repository/tiny/1")
+    texts_, passages = ([pair[name] for pair in pairs[:5]] for name in ("text", "text_pair"))
+    found = [float(one.labels[0]) for one in asker.wait(asker.ask("acme", texts_, passages))]
+    asker.close()
+    expected = [float(reference.forward(text, "acme", passage)) for text, passage in zip(texts_, passages, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-3) and len({round(one, 2) for one in found}) > 1
 
 
 def test_a_model_of_vectors_has_no_labels_and_no_other_task(store, tmp_path):
