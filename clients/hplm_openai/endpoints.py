@@ -14,18 +14,7 @@ from typing import Any
 
 from hplm_client.answer import Answer, Row, Tenant
 from hplm_openai.errors import Refused, wrong
-from hplm_openai.fields import (
-    MOST_TEXTS,
-    deadline_in,
-    flag,
-    given_in,
-    priority_in,
-    shown,
-    text,
-    texts,
-    unknown,
-    whole,
-)
+from hplm_openai.fields import MOST_TEXTS, deadline_in, flag, given_in, priority_in, shown, text, texts, unknown, whole
 
 GENERATE = "generate"
 CHATS = ("/v1/chat/completions", "/v1/completions")
@@ -35,7 +24,7 @@ OUTSIDE = "O"  # the tag of words that are in no entity
 # Fields that are not supported, and values of them that ask for nothing.
 NEUTRAL: dict[str, list[Any]] = {
     "add_special_tokens": [True], "padding": ["do_not_pad"], "truncation_side": ["right"], "truncate_prompt_tokens": [-1],
-    "truncation_direction": ["right", "Right"], "handle_impossible_answer": [True, False], "options": [{}],
+    "truncation_direction": ["right", "Right"], "handle_impossible_answer": [True, False],
 }  # fmt: skip
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 Given = dict[str, Any]
@@ -95,10 +84,9 @@ def moderations(given: Given, tenant: Tenant) -> Question:
     def write(answers: list[Answer]) -> Any:
         results: list[Any] = []
         for scores in map(_scores, answers):
-            flags = {label: score >= HOLDS for label, score in scores.items()}
-            applied = {label: ["text"] for label in scores}
-            results.append({"flagged": any(flags.values()), "categories": flags, "category_scores": scores})
-            results[-1]["category_applied_input_types"] = applied
+            flags, applied = ({label: score >= HOLDS for label, score in scores.items()}, {label: ["text"] for label in scores})
+            result = {"flagged": any(flags.values()), "categories": flags, "category_scores": scores}
+            results.append({**result, "category_applied_input_types": applied})
         return {"id": _id("modr"), "model": tenant.name, "results": results}
 
     return Question({"texts": texts(given, "input"), "top_k": ALL}, write)
@@ -168,30 +156,23 @@ def _sigmoid(logit: float) -> float:
 # Vectors
 
 
-def embeddings(given: Given, tenant: Tenant) -> Question:
-    """OpenAI's."""
-    found = given.get("input")
-    if isinstance(found, list) and found and all(type(one) is int or isinstance(one, list) for one in found):
+def embeddings(given: Given, tenant: Tenant, kind: str, field: str) -> Question:
+    """OpenAI's and vLLM's, which call a vector's kind and field differently."""
+    ids = given.get("input")
+    if isinstance(ids, list) and ids and all(type(one) is int or isinstance(one, list) for one in ids):
         way = "send text (langchain-openai does with check_embedding_ctx_length=False)"
         raise wrong(f"'input' is token ids, and the model has a vocabulary of its own: {way}", "input")
-    asked, coded = _vectors(given, "input"), _coding(given)
+    form = given.pop("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise wrong(f"'encoding_format' is {shown(form)}: give 'float' or 'base64'", "encoding_format")
 
     def write(answers: list[Answer]) -> Any:
-        data = [{"object": "embedding", "index": number, "embedding": coded(one)} for number, one in enumerate(answers)]
-        return {"object": "list", "data": data, "model": tenant.name, "usage": _usage(answers)}
+        vectors = [answer.embedding or () for answer in answers]
+        coded = [b64encode(struct.pack(f"<{len(one)}f", *one)).decode() for one in vectors] if form == "base64" else vectors
+        data = [{"object": kind, "index": number, field: vector} for number, vector in enumerate(coded)]
+        return _listed(kind, tenant, data, answers)
 
-    return Question(asked, write)
-
-
-def pooling(given: Given, tenant: Tenant) -> Question:
-    """vLLM's."""
-    asked, coded = _vectors(given, "input"), _coding(given)
-
-    def write(answers: list[Answer]) -> Any:
-        data = [{"index": number, "object": "pooling", "data": coded(one)} for number, one in enumerate(answers)]
-        return _listed("pool", tenant, data, answers)
-
-    return Question(asked, write)
+    return Question(_vectors(given, "input"), write)
 
 
 def embed(given: Given, tenant: Tenant) -> Question:
@@ -219,17 +200,6 @@ def _vectors(given: Given, name: str) -> Given:
     if "prompt_name" in given:
         parameters["hplm_prefix"] = text(given, "prompt_name")
     return {"texts": texts(given, name), "embedding": True, "tokens": True, "parameters": parameters}
-
-
-def _coding(given: Given) -> Callable[[Answer], Any]:
-    """Takes the format of vectors. Returns what writes one."""
-    match given.pop("encoding_format", "float"):
-        case "float":
-            return lambda answer: answer.embedding
-        case "base64":
-            return lambda answer: b64encode(struct.pack(f"<{len(answer.embedding or ())}f", *(answer.embedding or ()))).decode()
-        case other:
-            raise wrong(f"'encoding_format' is {shown(other)}: give 'float' or 'base64'", "encoding_format")
 
 
 # Pairs
@@ -299,7 +269,7 @@ def _ranked(scores: list[float]) -> list[tuple[int, float]]:
 
 def pipeline(given: Given, tenant: Tenant) -> Question:
     """What `transformers` has as the pipeline of the tenant's task. The fields of `parameters` are as good as others."""
-    parameters = given.pop("parameters", {})
+    parameters, _ = given.pop("parameters", {}), given.pop("options", {})  # the latter say how a model is loaded
     if not isinstance(parameters, dict):
         raise wrong(f"'parameters' is {shown(parameters)}: send an object", "parameters")
     given.update(given_in(parameters))
@@ -333,8 +303,8 @@ def _entities(text: str, rows: tuple[Row, ...], joins: bool, ignored: list[str])
     """Returns words with their tags, or what neighbours with the same tag have together. `B-` begins another one."""
     groups: list[tuple[str, list[Row]]] = []
     for row in rows:
-        prefix, _, name = row.label.rpartition("-") if row.label[:2] in ("B-", "I-") else ("", "", row.label)
-        if joins and groups and groups[-1][0] == name and prefix != "B":
+        name = row.label[2:] if row.label[:2] in ("B-", "I-") else row.label
+        if joins and groups and groups[-1][0] == name and row.label[:2] != "B-":
             groups[-1][1].append(row)
         else:
             groups.append((name if joins else row.label, [row]))
@@ -388,12 +358,12 @@ PIPELINES: dict[str, Callable[[Given, Tenant], Question]] = {
 OF_TENANT = "/models/{tenant}"  # also before another path, for clients that cannot name the tenant in another way
 LABELS, PAIR, VECTOR = ("classify", "multilabel"), ("regress",), ("embed",)
 ENDPOINTS: dict[str, Endpoint] = {
-    "/v1/embeddings": Endpoint(VECTOR, embeddings),
+    "/v1/embeddings": Endpoint(VECTOR, partial(embeddings, kind="embedding", field="embedding")),
     "/v1/classifications": Endpoint(LABELS, classifications),
     "/v1/moderations": Endpoint(LABELS, moderations),
     "/classify": Endpoint(LABELS, classify),
     "/predict": Endpoint(LABELS, predict),
-    "/pooling": Endpoint(VECTOR, pooling),
+    "/pooling": Endpoint(VECTOR, partial(embeddings, kind="pooling", field="data")),
     "/embed": Endpoint(VECTOR, embed),
     "/score": Endpoint(PAIR, score),
     "/rerank": Endpoint(PAIR, partial(rerank, tells_documents=True)),

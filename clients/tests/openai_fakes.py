@@ -97,7 +97,7 @@ class Tenants(FakeTriton):
 
 
 LOGITS = [0.0, 1.0, -1.0]  # of each text, for `bad`, `good` and `so`
-WORDS = [("Ada", "B-PER"), ("King", "I-PER"), ("met", "O"), ("Bob", "B-PER"), ("\u200b", "")]
+WORDS = [("Ada", "B-PER-X"), ("King", "I-PER-X"), ("met", "O"), ("Bob", "B-PER-X"), ("\u200b", "")]
 
 
 def words(text: str) -> list[Any]:
@@ -107,7 +107,7 @@ def words(text: str) -> list[Any]:
 ENCODED: dict[str, tuple[str, list[str], Any]] = {  # by name: the task, the labels, and the rows of a text or pair
     "mood": ("classify", ["bad", "good", "so"], lambda text, *_: each_label([0.25, 0.67, 0.08], text)),
     "flags": ("multilabel", ["bad", "good", "so"], lambda text: each_label([0.5, 0.75, 0.25], text)),
-    "names": ("tag", ["O", "B-PER", "I-PER"], words),
+    "names": ("tag", ["O", "B-PER-X", "I-PER-X"], words),
     "near": ("regress", ["value"], lambda text, pair: [(str(len(pair) - len(text)), 0.0, (0, len(text)))]),
     "vector": ("embed", [], lambda text: [("", 0.0, (0, len(text)))]),
     "find": ("span", ["start", "end"], lambda text, pair: [(pair[4:7], 0.75, (4, 7))]),
@@ -154,6 +154,7 @@ def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]
 class Served:
     def __init__(self, port: int, triton: Tenants) -> None:
         self._port, self.triton = port, triton
+        self.address = f"127.0.0.1:{port}"
 
     @property
     def asked(self) -> Request:

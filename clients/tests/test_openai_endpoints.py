@@ -3,6 +3,9 @@
 import base64
 import json
 import math
+import re
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ from openai_fakes import ENCODED, LOGITS, Tenants, gateway
 
 from hplm_openai.endpoints import ENDPOINTS
 from tests.support.message import mentions
-from tests.support.wait import eventually
+from tests.support.needed import needs_program
+from tests.support.wait import PATIENCE, eventually
 
 TOTAL = sum(map(math.exp, LOGITS))
 SOFTMAX = [math.exp(one) / TOTAL for one in LOGITS]
@@ -91,7 +95,6 @@ def floats(coded):
 def test_vectors_as_numbers_and_coded(served, path, kind, name):
     more = {"dimensions": 3, "prompt_name": "query", "user": "me"}
     answer = ask(served, path, model="vector", input=["ab", "a"], **more)
-    answer.pop("model", None)
     vectors = [[2, 0, -1], [1, 0, -1]]
     told = [{"object": kind, "index": number, name: vector} for number, vector in enumerate(vectors)]
     assert answer == {"object": "list", "data": told, **usage(3)}
@@ -229,7 +232,10 @@ def test_ranks_in_tei_s_form(served):
 
 
 def test_text_classification_as_a_pipeline(served):
-    assert served.post("/models/mood", inputs="a", parameters={}) == (200, near([labels(*CHANCES.values())]))
+    assert served.post("/models/mood", inputs="a", parameters={}, options={"wait_for_model": True}) == (
+        200,
+        near([labels(*CHANCES.values())]),
+    )
     answer = served.post("/models/mood", inputs=["a", "b"], parameters={"top_k": 1, "function_to_apply": "softmax"})[1]
     assert answer == near([[{"label": "good", "score": 0.67}]] * 2)
     assert served.post("/models/flags", inputs="a", parameters={"function_to_apply": "none"})[1] == [labels(1, 0, -1)]
@@ -242,8 +248,8 @@ TEXT = "Ada King met Bob \u200b"
 
 def test_token_classification_joins_words_with_the_same_tag(served):
     entities = [
-        {"entity_group": "PER", "score": 0.5, "word": "Ada King", "start": 0, "end": 8},
-        {"entity_group": "PER", "score": 0.5, "word": "Bob", "start": 13, "end": 16},
+        {"entity_group": "PER-X", "score": 0.5, "word": "Ada King", "start": 0, "end": 8},
+        {"entity_group": "PER-X", "score": 0.5, "word": "Bob", "start": 13, "end": 16},
     ]
     assert served.post("/models/names", inputs=TEXT) == (200, entities)
     assert served.post("/models/names", inputs=[TEXT], parameters={"aggregation_strategy": "max"}) == (200, [entities])
@@ -253,7 +259,7 @@ def test_token_classification_joins_words_with_the_same_tag(served):
 
 def test_token_classification_of_each_word(served):
     answer = served.post("/models/names", inputs=TEXT, parameters={"aggregation_strategy": "none"})[1]
-    assert [(one["entity"], one["word"]) for one in answer] == [("B-PER", "Ada"), ("I-PER", "King"), ("B-PER", "Bob")]
+    assert [(one["entity"], one["word"]) for one in answer] == [("B-PER-X", "Ada"), ("I-PER-X", "King"), ("B-PER-X", "Bob")]
 
 
 def test_question_answering(served):
@@ -383,3 +389,16 @@ def test_a_body_that_is_too_large_is_refused_in_the_form_of_the_interface():
     with gateway(largest_body=1000) as served:
         status, answer = served.post("/models/mood/predict", inputs="a" * 1000)
         assert (status, answer["error_type"]) == (413, "validation") and mentions(answer["error"], "1,000")
+
+
+@needs_program("curl")
+def test_the_commands_of_the_page_are_answered(served):
+    page = (Path(__file__).parents[2] / "docs/openai.md").read_text("utf-8")
+    named = {"localhost:9000": served.address, "stdlib-area": "mood", "ranker": "near", "finder": "vector", "luna": "open"}
+    commands = re.findall(r"^(curl .*(?:\n  .*)*)", page, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        for name, own in named.items():
+            command = command.replace(name, own)
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0 and done.stdout and "error" not in done.stdout, (command, done)
