@@ -95,6 +95,18 @@ def test_errors_and_models_have_the_classes_of_openai_s_client(client):
     assert {model.id for model in keyed.models.list()} == {"keyed", *listed}
 
 
+def test_an_encoder_beside_it_answers_in_other_forms(door, server):
+    text = "some words"
+    with HplmClient(server.grpc_url, "grpc", "toy") as direct:
+        expected = {row.label: pytest.approx(row.score, abs=1e-5) for row in direct.infer(text, tenant="city", top_k=99).rows}
+    answer = door.post("/predict", json.dumps({"inputs": text}).encode(), hplm_tenant="city")
+    assert {one["label"]: one["score"] for one in json.loads(answer.body)} == expected
+    answer = door.post("/v1/classifications", json.dumps({"model": "city", "input": text}).encode())
+    assert json.loads(answer.body)["results"] == [{"city": {"scores": expected}}]
+    answer = door.post("/models/plain", json.dumps({"inputs": text}).encode())
+    assert answer.status == 400 and "/v1/chat/completions" in json.loads(answer.body)["error"]
+
+
 def test_a_client_that_goes_frees_its_place(door, server):
     for stream in (True, False):
         before = cancelled(server)
