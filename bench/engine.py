@@ -21,7 +21,7 @@ from hplm.engine.packing import Arrangement, end_to_end, read_packing
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import Attend
 from hplm.simulate.arrivals import Lengths
-from testing.random_store import SIZES, bert_config, random_backbone
+from testing.random_store import SIZES, bert_config, modernbert_config, random_backbone
 
 TEXTS, BATCHES = 64, 4  # of a batch; different batches, run in turn
 MEAN, VARIANCES = 20, (20, 100)
@@ -55,7 +55,7 @@ def engine(
     for name in size:
         say(f"measuring {name} on {device} in {precision}")
         runs, at = LayerRuns(SIZES[name], device, precision, seconds), name.replace("-", "_")
-        for variance in VARIANCES:
+        for variance in VARIANCES if runs.config.near is None else ():  # other packings know no near tokens
             yield from _packings(runs, variance, f"{at}/var{variance}")
         for tokens in EQUAL:
             lengths = np.full(1280 // tokens, tokens)
@@ -134,8 +134,11 @@ class LayerRuns:
     def batches(self, lay: Lay, batches: list[np.ndarray]) -> Run:
         """Returns a function that runs one of the batches."""
 
-        def sheet(laid: Arrangement) -> tuple[Tensor, Attend]:
-            return self._random(laid.rows, self.config.hidden), laid.attention(self.config.heads, self.device, self.dtype)
+        def sheet(laid: Arrangement) -> tuple[Tensor, Attend, Tensor]:
+            positions = torch.zeros(laid.rows, dtype=torch.int64)
+            positions[torch.from_numpy(laid.tokens)] = torch.from_numpy(laid.offsets)
+            attend = laid.attention(self.config.heads, self.device, self.dtype)
+            return self._random(laid.rows, self.config.hidden), attend, positions.to(self.device)
 
         ready = [(int(lengths.sum()), [sheet(laid) for laid in lay(lengths)]) for lengths in batches]
 
@@ -148,7 +151,7 @@ class LayerRuns:
     def bare(self, tokens: int) -> Run:
         """Returns a function that runs bare matrix products of the same shapes."""
         wide, hidden = self.config.intermediate, self.config.hidden
-        shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, wide), (wide, hidden))
+        shapes = (hidden, 3 * hidden), (hidden, hidden), (hidden, (1 + self.config.gated) * wide), (wide, hidden)
         products = [(self._random(tokens, into), self._random(into, out)) for into, out in shapes]
 
         def run() -> None:
@@ -159,7 +162,9 @@ class LayerRuns:
         return lambda _: self._timed(run, tokens)
 
     def plain(self, texts: int, tokens: int) -> Run:
-        """Returns a function that runs the layers of `transformers` on texts that need no mask."""
+        """Returns a function that runs the layers of `transformers` on texts that need no mask of padding."""
+        if self.config.near is not None:
+            return self._plain_modernbert(texts, tokens)
         from transformers.models.bert.modeling_bert import BertLayer
 
         config = bert_config(self.config)
@@ -172,6 +177,28 @@ class LayerRuns:
             for layer in layers:
                 out = layer(x)
                 x = out[0] if isinstance(out, tuple) else out
+
+        return lambda _: self._timed(run, texts * tokens)
+
+    def _plain_modernbert(self, texts: int, tokens: int) -> Run:
+        from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer, ModernBertRotaryEmbedding
+
+        config, below = modernbert_config(self.config), self.config.lower_layers
+        config._attn_implementation = "sdpa"
+        layers = [
+            ModernBertEncoderLayer(config, below + number).to(self.device, self.dtype).eval()
+            for number in range(self.config.upper_layers)
+        ]
+        turns, first = ModernBertRotaryEmbedding(config, self.device), self._random(texts, tokens, self.config.hidden)
+        places = torch.arange(tokens, device=self.device)
+        sees = (places[:, None] - places).abs() <= config.sliding_window
+        masks = {"full_attention": None, "sliding_attention": sees.expand(texts, 1, -1, -1)}
+
+        def run() -> None:
+            x, turned = first, {kind: turns(first, places[None], kind) for kind in masks}
+            for layer in layers:
+                kind = layer.attention_type
+                x = layer(x, attention_mask=masks[kind], position_embeddings=turned[kind])
 
         return lambda _: self._timed(run, texts * tokens)
 

@@ -27,7 +27,7 @@ def _ascending(_: object, pair: tuple[float, float]) -> None:
 
 
 Range = Annotated[tuple[Positive, Positive], Parameter(validator=_ascending)]
-Size = Literal["minilm", "bert-base", "toy"]  # of a model: `testing.random_store.SIZES`
+Size = Literal["minilm", "bert-base", "modernbert-base", "toy"]  # of a model: `testing.random_store.SIZES`
 Dtype = Literal["auto", "fp32", "bf16"]  # `hplm.options.LAYER_DTYPES`
 EngineDtype = Literal["auto", "fp32", "bf16", "int8"]
 

@@ -17,9 +17,9 @@ from builder.store.branches import table_spec
 from builder.store.store import Store, TenantVersion
 from builder.store.version import Weights
 from builder.tables.ranking import SHORTER_IN_ROOT
-from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, exit_layout, head_layout
+from hplm.adapters.layout import Layout, adapter_layout, every_place, exit_layout, head_layout
 from hplm.calibration import Calibration
-from hplm.model.config import BackboneConfig
+from hplm.model.config import SCALED, BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack
 from hplm.model.windows import ABSENT
 from hplm.plot.keys import KeySpace, first_of_each, order
@@ -34,8 +34,12 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 MINILM = BackboneConfig("minilm", 30522, 384, 12, 1536, 3, 3, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
 BERT_BASE = BackboneConfig("bert-base", 30522, 768, 12, 3072, 6, 6, 512, 2, "gelu", 1e-12, 2, 3, 1, 4)
+MODERNBERT = BackboneConfig(
+    "modernbert-base", 50368, 768, 12, 1152, 11, 11, 8192, 0, "gelu", 1e-5, 2, 3, 1, 4, norm=SCALED, pre_norm=True,
+    biases=False, gated=True, rotary_base=160_000.0, near=64, global_every=3, near_base=10_000.0,
+)  # fmt: skip
 TOY = BackboneConfig("toy", 200, 32, 2, 64, 2, 2, 64, 2, "gelu", 1e-12, cls_id=2, sep_id=3, unk_id=1, mask_id=4)
-SIZES = {config.name: config for config in (MINILM, BERT_BASE, TOY)}
+SIZES = {config.name: config for config in (MINILM, BERT_BASE, MODERNBERT, TOY)}
 
 
 def bert_config(config: BackboneConfig) -> Any:
@@ -49,6 +53,24 @@ def bert_config(config: BackboneConfig) -> Any:
         num_attention_heads=config.heads,
         intermediate_size=config.intermediate,
         max_position_embeddings=config.positions,
+    )
+
+
+def modernbert_config(config: BackboneConfig) -> Any:
+    """Returns the `ModernBertConfig` of a whole backbone with near layers."""
+    from transformers import ModernBertConfig
+
+    assert config.near is not None
+    return ModernBertConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.lower_layers + config.upper_layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate,
+        max_position_embeddings=config.positions,
+        local_attention=2 * config.near,
+        pad_token_id=0,
+        **{"global_attn_every_n_layers": config.global_every},
     )
 
 
@@ -255,7 +277,7 @@ def random_students(
 ) -> StudentKnowledge:
     """Gives a tenant of a store students of random weights. `teams`: their numbers, the largest first."""
     config, generator = store.config, torch.Generator().manual_seed(seed)
-    whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=tenant.dtype)
+    whole = adapter_layout(config, "lora", rank, every_place(config), dtype=tenant.dtype)
     assert whole is not None
     adapter, head = replace(whole, layers=depth), head_layout(config, len(tenant.labels), "tanh", tenant.dtype)
     members = [

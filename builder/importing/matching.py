@@ -40,7 +40,7 @@ from builder.tasks.tasks import Rows, TrainingTask, training_task
 from builder.training.data import Data
 from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
-from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout
+from hplm.adapters.layout import Layout, adapter_layout, every_place
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.embedding import Embedding
@@ -69,7 +69,7 @@ class MatchingOptions:
 
     def layout(self, config: BackboneConfig) -> Layout:
         check_rank(self.rank, config.hidden)
-        layout = adapter_layout(config, "lora", self.rank, tuple(PROJECTIONS))
+        layout = adapter_layout(config, "lora", self.rank, every_place(config))
         assert layout is not None  # its rank is not 0
         return layout
 

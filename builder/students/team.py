@@ -12,7 +12,7 @@ from builder.learning.bodies import PlotBody
 from builder.tasks.lookup import Pack
 from builder.training.finetuning import Answering
 from builder.training.model import TenantModel, rounded
-from hplm.adapters.layout import PROJECTIONS, adapter_layout, head_layout
+from hplm.adapters.layout import adapter_layout, every_place, head_layout
 from hplm.model.config import BackboneConfig
 from hplm.tenants.knowledge import Adapter, Head
 
@@ -27,7 +27,7 @@ class StudentTeam:
         self, config: BackboneConfig, depth: int, rank: int, labels: int, dtype: str, seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
-        whole = adapter_layout(config, "lora", rank, tuple(PROJECTIONS), dtype=dtype)
+        whole = adapter_layout(config, "lora", rank, every_place(config), dtype=dtype)
         assert whole is not None  # its rank is not 0
         self.depth, self._seed, self._device = depth, seed, device
         self._adapter, self._pooler = replace(whole, layers=depth), head_layout(config, config.hidden, dtype=dtype)

@@ -340,6 +340,11 @@ def adapter_layout(
     )
 
 
+def every_place(config: BackboneConfig) -> tuple[str, ...]:
+    """Returns all projections of a layer."""
+    return tuple(GATED_PROJECTIONS if config.gated else PROJECTIONS)
+
+
 def head_layout(config: BackboneConfig, labels: int, function: str | None = None, dtype: str = "fp16") -> Layout:
     """Returns the layout of a linear head, or of one with two layers and a function between them."""
     if function is None:
