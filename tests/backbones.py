@@ -7,9 +7,9 @@ from hplm.model.windows import Window
 from hplm.placement.placement import Group, Placement
 from hplm.placement.units import Unit
 from hplm.tenants.snapshot import Snapshot
-from testing.toy import CONFIG, make_toy
+from testing.toy import CONFIG, ROTARY, make_toy
 
-DEEP = replace(CONFIG, name="deep", hidden=48, heads=6, upper_layers=4, window=Window(5))
+DEEP = replace(ROTARY, name="deep", hidden=48, heads=6, upper_layers=4, window=Window(5))
 NAMES = (CONFIG.name, DEEP.name)
 
 

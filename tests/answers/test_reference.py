@@ -20,10 +20,13 @@ import pytest
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
+from hplm.engine.settings import EncoderSettings
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.model.windows import Window
+from hplm.parameters import parameters_of
 from hplm.scheduling.policy import OURS
+from hplm.tenants.models import upper_of
 from testing.random_store import change_version, random_store, random_students
 from testing.reference import ExpectedAnswer, Reference
 from testing.toy import CONFIG, DOMAINS, ROTARY, WITH_STUDENTS, WORDS, random_text
@@ -261,6 +264,23 @@ def test_a_passage_that_cannot_be_read_is_refused_or_cut(worlds, asker):
     long = " ".join(WORDS[:40]), " ".join(WORDS[:150])
     (rows,) = asker.wait(asker.ask("find", [long[0]], [long[1]], truncate=True))
     assert rows.labels == worlds["3 fp16"].references[False].answer(long[0], "find", long[1], truncate=True).labels
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_text_of_thousands_of_tokens_is_answered_beside_short_ones(tmp_path, dtype):
+    """An export has room for it, and lookup takes it."""
+    config, tenants = replace(ROTARY, positions=5000, near=64), [TENANTS["beta"], TENANTS["echo"]]
+    export(random_store(tmp_path / "store", config, tenants, spread=0.3), tmp_path / "repository", ServingOptions(dtype="fp32"))
+    exported = EncoderSettings.read(parameters_of(tmp_path / "repository" / upper_of("toy") / "config.pbtxt"))
+    assert exported.batch_tokens == config.positions
+    folder, rng, comparison = tmp_path / "repository/toy/1", random.Random(0), Comparison()
+    reference, asker = Reference.open(folder), Asker(folder, dtype=dtype, batch_tokens=str(exported.batch_tokens))
+    texts = [random_text(rng), " ".join(rng.choices(WORDS, k=3000)), random_text(rng)]
+    for tenant, number in [(tenant, asker.ask(tenant.id, texts)) for tenant in tenants]:
+        for text, rows in zip(texts, asker.wait(number), strict=True):
+            comparison.add(tenant.id, rows.logits, reference.forward(text, tenant.id).numpy())
+    asker.close()
+    comparison.assert_equal(dtype)
 
 
 def test_a_value_far_from_0_is_exact_in_16_bits(tmp_path):

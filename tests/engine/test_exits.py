@@ -14,17 +14,18 @@ from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
 from hplm.calibration import UNKNOWN, Calibration
 from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
-from hplm.errors import HplmError, Internal
+from hplm.errors import HplmError, Internal, InvalidInput
 from hplm.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_exits, random_store
 from testing.reference import Reference
-from testing.toy import CONFIG, Toy, random_text
+from testing.toy import CONFIG, ROTARY, Toy, random_text
 from tests.engine.asker import Asker, stages_of, texts_of
 from tests.engine.world import World
 from tests.support.answers import Comparison
 from tests.support.device import DTYPES
+from tests.support.message import mentioning
 
 LAYERS = 3
 LABELS = ["x", "y", "z"]
@@ -39,10 +40,10 @@ TENANTS = [
 CALIBRATION = Calibration(temperature=2.0)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
+@pytest.fixture(scope="module", params=[CONFIG, ROTARY], ids=["learned", "rotary"])
+def small(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exits")
-    store = random_store(folder / "store", replace(CONFIG, upper_layers=LAYERS), TENANTS, spread=0.3)
+    store = random_store(folder / "store", replace(request.param, upper_layers=LAYERS), TENANTS, spread=0.3)
     for number, tenant in enumerate(TENANTS[:-2]):
         random_exits(store, tenant, number % LAYERS, 0.85 if tenant.id == "one" else 0.6, seed=number)
     export(store, folder / "repository", ServingOptions(dtype="fp32", slots=8, batch_tokens=256))
@@ -93,6 +94,10 @@ def test_texts_leave_with_the_reference_answers(small, given, expected, cut, pac
     stages, comparison = stages_of(*cut) if len(cut) > 1 else (), Comparison()
     order, levels = random.Random(5).sample(given, len(given)), {tenant.id: set() for tenant in TENANTS}
     changes = {"stages": stages, "packing": packing, "dtype": dtype, "batch_tokens": str(tokens)}
+    if packing != "packed" and small.store.config.near is not None:
+        with pytest.raises(InvalidInput, match=mentioning(repr(packing), 4, "write packed")):
+            served_by(small, order, **changes)
+        return
     for one, rows in zip(order, served_by(small, order, **changes), strict=True):
         comparison.add(one[0], rows.logits, expected(dtype, *one))
         levels[one[0]].add(rows.level)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.adapters import read_folder
@@ -20,10 +20,13 @@ from hplm.adapters.groups import Tiles
 from hplm.errors import InvalidInput
 from hplm.model import stacks
 from hplm.model.attention import PackedAttention
+from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.layer import Layers
 from tests.builder.checkpoints import SIZES, save_base, save_tokenizer
 from tests.builder.importing.stores import FIXTURES, LABELS, changed, make_imported_store, put, put_tensors, texts
+from tests.builder.stores import build
 from tests.support.device import DEVICE
+from tests.support.families import SENTENCES, save_family
 from tests.support.message import mentioning
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,47 @@ def test_the_upper_half_equals_the_librarys(store, name):
     assert tenant == store.tenants()[0] and (tenant.labels, tenant.version) == (LABELS, 1)
     assert report["imported"]["trained_on"] == "tiny-bert" and store.report(tenant) == report
     check_upper_half(store, tenant, name)
+
+
+MODULES = {  # of upper layers, by family: those that peft changes, and those of the head that it saves whole
+    "bert": ("attention.self.query", "intermediate.dense", "output.dense"),
+    "eurobert": ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    "modernbert": ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"),
+    "roberta": ("attention.self.query", "attention.self.value"),
+}
+
+
+@pytest.mark.parametrize("task_type, ending", [("SEQ_CLS", "SequenceClassification"), ("TOKEN_CLS", "TokenClassification")])
+@pytest.mark.parametrize("family", MODULES)
+@torch.no_grad()
+def test_a_lora_of_each_family_gives_the_numbers_of_the_merged_model(tmp_path, family, task_type, ending):
+    stock, lower, rank, alpha = save_family(tmp_path / "base", family, f"For{ending}", num_labels=3), 1, 2, 6
+    base = load_checkpoint(str(tmp_path / "base"), "tiny", lower)
+    store = Store.create(tmp_path / "store", str(tmp_path / "base"), base.config, base.tokenizer_json, *split(base))
+    build(store, tmp_path, "root", [*SENTENCES] * 5)
+    tensors = {name: tensor for name, tensor in stock.state_dict().items() if "classifier" in name}
+    for name, module in stock.named_modules():
+        number = next((int(part) for part in name.split(".") if part.isdigit()), -1)
+        if number >= lower and name.endswith(MODULES[family]):
+            a, b = torch.randn(rank, module.in_features) / 4, torch.randn(module.out_features, rank) / 4
+            module.weight += alpha / rank * b @ a
+            tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    assert len(tensors) > 8
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    put(folder / CONFIG, peft_type="LORA", task_type=task_type, r=rank, lora_alpha=alpha, base_model_name_or_path="base")
+    save_file({f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    tenant, _ = import_tenant(store, "acme", folder, NAMED, DEVICE)
+    ids = torch.tensor([[0, 9, 7, 8, 9, 7, 8, 6, 5, 8, 2]])
+    expected = stock(ids, output_hidden_states=True)
+    found, upper, positions = store.knowledge(tenant), store.upper().to(DEVICE), torch.arange(ids.shape[1])
+    model = TenantModel.of(found.adapter, found.head)
+    one, x = Tiles(np.array([0]), np.array([len(positions)]), DEVICE), expected.hidden_states[lower][0]
+    attend, turn = PackedAttention([len(x)], store.config.heads), stacks.turn_of(store.config, positions, x.dtype)
+    end = upper.leave(stacks.through(upper.layers, x, attend, model.adapts(one, one), turn=turn))
+    logits = model.read(end if task_type == "TOKEN_CLS" else end[:1])
+    wanted = expected.logits.view(-1, 3)
+    assert (logits - wanted).abs().max() < 5e-3 * max(1, wanted.abs().max())
 
 
 ONE = {"id2label": {0: "LABEL_0"}}
