@@ -26,7 +26,7 @@ def read_answers(
 
     Of a text in windows, or with several students, it is the last one that is computed.
 
-    `logits` of a text are rows x the size of the batch's largest head. `exit`: where they come from; None: behind all layers.
+    `logits` of a text are rows x the size of its sheet's largest head. `exit`: where they come from; None: behind all layers.
     """
     alike: dict[tuple[ReadEach, int, bool], dict[EncoderRequest, list[int]]] = {}
     for number, text in enumerate(texts):
@@ -44,7 +44,7 @@ def read_answers(
                 numbers.sort(key=lambda number: texts[number].index)
         order = [number for numbers in parts for number in numbers]
         some = [texts[number] for number in order]
-        own = np.ascontiguousarray(together([logits[number] for number in order])[:, :outputs])
+        own = np.ascontiguousarray(together([logits[number][:, :outputs] for number in order]))  # sheets have different widths
         if not np.isfinite(own).all():
             yield from (([texts[number]], _answer(texts[number], logits[number], exit)) for number in order)
             continue

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
 from hplm.engine.packing import UNEVEN, WORTH, divided, end_to_end
+from hplm.engine.results import read_answers
 from hplm.engine.staging import EncoderStager, StagingSettings
 from testing.toy import random_text
 from tests.engine.asker import texts_of
@@ -59,6 +60,16 @@ def test_answers_are_those_of_one_thread(staged, threads, dtype, error):
     for text, found, expected in zip(batch.texts, computed(engine, batch), computed(*staged(1, dtype=dtype)), strict=True):
         labels = len(text.request.tenant.labels)  # behind them is room for larger heads of the sheet
         np.testing.assert_allclose(found[:, :labels], expected[:, :labels], rtol=10 * error, atol=error)
+
+
+def test_a_request_is_answered_from_sheets_with_heads_of_different_sizes(staged):
+    engine, batch = staged(2)
+    logits = computed(engine, batch)
+    wider = [np.pad(one, ((0, 0), (0, 48 * (number % 2)))) for number, one in enumerate(logits)]
+    with torch.inference_mode():
+        read = [[(len(texts), found) for texts, found in read_answers(batch.texts, own)] for own in (logits, wider)]
+    for (texts, one), (others, other) in zip(*read, strict=True):
+        assert texts == others and [answer.labels for answer in one] == [answer.labels for answer in other]
 
 
 @pytest.fixture
