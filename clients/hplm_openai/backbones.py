@@ -15,11 +15,12 @@ from hplm_client.generation import Listing, Outputs
 from hplm_client.settings import ClientSettings
 from hplm_client.transports.grpc import AsyncGrpcTransport
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.endpoints import Endpoint, Question, wrong_task
+from hplm_openai.endpoints import GENERATE, Endpoint, Question, Tasks, wrong_task
 
 SECONDS_KNOWN = 5.0  # how long the server's lists of models and tenants are used; they change
 SECONDS_TO_FIND = 10.0
 NONE_READY = "the server has no backbone that is ready"
+WRITES = (GENERATE,)  # the tasks of decoders
 MOST_HOMES = 10_000  # tenants whose backbone is remembered
 
 
@@ -40,8 +41,8 @@ class Backbones:
         self._known: Models | None = None
         self._known_at = 0.0
         self._renewing: asyncio.Task[Models] | None = None
-        # The tenant of a name and key, of a decoder (True) or an encoder, and when it was found; the oldest first.
-        self._homes: dict[tuple[str, str | None, bool], tuple[Tenant, float]] = {}
+        # The tenant with this name, key, and one of these tasks, and when it was found; the oldest first.
+        self._homes: dict[tuple[str, str | None, Tasks], tuple[Tenant, float]] = {}
 
     async def opened(self, key: str | None) -> list[Tenant]:
         """Returns the tenants that a key opens, sorted, each of the first backbone that has it."""
@@ -53,7 +54,7 @@ class Backbones:
     async def find(self, tenant: str, key: str | None) -> Tenant:
         """Returns one of these tenants, with its labels."""
         decoders, encoders = await self._models()
-        found = await self._first([*decoders, *encoders], tenant, key)
+        found = await self._first([*decoders, *encoders], tenant, key, None)
         if not found.task:
             raise NoTenant("no such tenant") if found.backbone else NoBackbone(NONE_READY)
         return found
@@ -61,13 +62,13 @@ class Backbones:
     async def ask(self, request: CompletionRequest) -> AsyncGenerator[Outputs]:
         """Yields the responses of the first decoder that has the tenant. To close the generator cancels the request."""
         while True:
-            home, is_remembered = await self._home(request.tenant, request.key, decodes=True)
+            home, is_remembered = await self._home(request.tenant, request.key, WRITES)
             name = home.backbone
             async with aclosing(self._transport.generate(name, request, request.timeout_us, self._seconds)) as responses:
                 try:
                     first = generation.first_response(await anext(responses, None), name)
                 except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
-                    self._homes.pop((request.tenant, request.key, True), None)
+                    self._homes.pop((request.tenant, request.key, WRITES), None)
                     if not is_remembered:
                         raise
                     continue
@@ -81,14 +82,14 @@ class Backbones:
     ) -> tuple[Question, list[Answer]]:
         """Returns what an endpoint asks the first encoder that has the tenant, and the answers. `more`: parameters."""
         while True:
-            home, is_remembered = await self._home(tenant, key, decodes=False)
+            home, is_remembered = await self._home(tenant, key, endpoint.tasks)
             question = endpoint.question(body, home)
             parameters = {**question.asked.get("parameters", {}), **more}
             asked = {**question.asked, "tenant": tenant, "api_key": key, "request_id": id, "parameters": parameters}
             try:
                 return question, await self._client(home.backbone).infer_batch(**asked)
             except (NoTenant, NoBackbone):
-                self._homes.pop((tenant, key, False), None)
+                self._homes.pop((tenant, key, endpoint.tasks), None)
                 if not is_remembered:
                     raise
 
@@ -110,41 +111,46 @@ class Backbones:
         for one in (self._transport, *self._clients.values()):
             await one.close()
 
-    async def _home(self, tenant: str, key: str | None, decodes: bool) -> tuple[Tenant, bool]:
-        """Returns a tenant of a decoder or an encoder, the first that lists it, and whether it is from memory.
+    async def _home(self, tenant: str, key: str | None, tasks: Tasks) -> tuple[Tenant, bool]:
+        """Returns the tenant of the first backbone that lists one with such a task, and whether it is from memory.
 
         A listing is not counted, while a request that a backbone refuses counts as one for an unknown tenant. A tenant that
         none lists has no task, and is asked for at a backbone, which refuses it.
         """
         models = await self._models()
-        names, others = models if decodes else reversed(models)
-        known, known_at = self._homes.get((tenant, key, decodes), (None, 0.0))
+        names, others = models if tasks == WRITES else reversed(models)
+        known, known_at = self._homes.get((tenant, key, tasks), (None, 0.0))
         if known is not None and known.backbone in names and self._clock() - known_at < SECONDS_KNOWN:
             return known, True
-        found = await self._first(names, tenant, key)
-        if found.task:
-            self._homes.pop((tenant, key, decodes), None)  # the oldest come first
-            self._homes[tenant, key, decodes] = found, self._clock()
+        found = await self._first(names, tenant, key, tasks)
+        if found.task in tasks:
+            self._homes.pop((tenant, key, tasks), None)  # the oldest come first
+            self._homes[tenant, key, tasks] = found, self._clock()
             if len(self._homes) > MOST_HOMES:
                 del self._homes[next(iter(self._homes))]
-        elif (other := await self._first(others, tenant, key)).task:
+        elif (other := found if found.task else await self._first(others, tenant, key, None)).task:
             raise wrong_task(other)
         elif not names:
             raise NoTenant("no such tenant") if others else NoBackbone(NONE_READY)
         return found, False
 
-    async def _first(self, names: Sequence[str], tenant: str, key: str | None) -> Tenant:
-        """Returns the tenant of the first backbone that lists it. If none does: without a task, of one that refuses it."""
-        refusing: list[str] = []
+    async def _first(self, names: Sequence[str], tenant: str, key: str | None, tasks: Tasks | None) -> Tenant:
+        """Returns the tenant of the first backbone that lists it, with one of these tasks if there is such a one; None: any.
+
+        If none lists it: without a task, of a backbone that refuses it.
+        """
+        refusing, others = list[str](), list[Tenant]()
         listings = (self._listed(name, tenant, key) for name in names)
         for name, found in zip(names, await asyncio.gather(*listings, return_exceptions=True), strict=True):
             if isinstance(found, NoTenant):
                 refusing.append(name)
             elif isinstance(found, BaseException):
                 raise found
-            elif found:
+            elif found and (tasks is None or found[0].task in tasks):
                 return found[0]
-        return Tenant(tenant, "", [*refusing, *names, ""][0])
+            else:
+                others += found
+        return [*others, Tenant(tenant, "", [*refusing, *names, ""][0])][0]
 
     async def _listed(self, name: str, tenant: str | None, key: str | None) -> list[Tenant]:
         """Returns the tenants of a backbone that a key opens. `tenant`: only this one."""

@@ -194,10 +194,10 @@ class Served:
 
 
 @contextmanager
-def gateway(url: str = "", **limits) -> Iterator[Served]:
+def gateway(url: str = "", fake: type[Tenants] = Tenants, **limits) -> Iterator[Served]:
     """`url`: of another Triton than the fake."""
     with ExitStack() as stack:
-        triton, listening = stack.enter_context(Tenants()), socket.create_server(("127.0.0.1", 0))
+        triton, listening = stack.enter_context(fake()), socket.create_server(("127.0.0.1", 0))
         server = server_of(Gateway(lambda: Backbones(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         port = listening.getsockname()[1]

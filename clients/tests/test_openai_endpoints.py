@@ -402,3 +402,23 @@ def test_the_commands_of_the_page_are_answered(served):
             command = command.replace(name, own)
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0 and done.stdout and "error" not in done.stdout, (command, done)
+
+
+class Two(Tenants):
+    """Two encoders that have the tenant `mood`, with different tasks."""
+
+    models = frozenset(f"{name}{part}" for name in ("labels", "vectors") for part in ("", "-lookup", "-upper"))
+
+    def take(self, request):
+        if "hplm_tenants" in request.parameters:
+            task = "classify" if request.model == "labels" else "embed"
+            return {"LABEL": np.array([[json.dumps([{"tenant": "mood", "task": task}]).encode()]], np.object_)}
+        return super().take(request)
+
+
+def test_of_tenants_with_the_same_name_the_one_with_the_task_answers():
+    with gateway(fake=Two) as served:
+        for path, backbone in (("classifications", "labels"), ("embeddings", "vectors"), ("classifications", "labels")):
+            assert served.post(path, model="mood", input="a")[0] == 200 and served.asked.model == backbone
+        status, answer = served.post("/score", model="mood", text_1="a", text_2="b")
+        assert status == 400 and mentions(answer["error"]["message"], "mood", "classify", "/v1/classifications")
