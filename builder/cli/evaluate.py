@@ -22,6 +22,7 @@ from hplm.cli.options import (
     refuse_given,
 )
 from hplm.cli.show import columns
+from hplm.errors import InvalidInput
 from hplm.registered import RIVALS, chosen, registered
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def evaluate(
     if opened.config.is_decoder:
         reason = "is not for a decoder's tenant, which is scored by perplexity and ROUGE"
         refuse_given(reason, int8=int8, picture=picture)
+    if against and opened.known_tenant(id).embedding is not None:
+        raise InvalidInput(f"--against trains schemes with a head, and tenant {id!r} makes vectors: leave it out")
     rivals = {name: chosen(RIVALS, name, "--against") for name in against}
     if opened.config.is_decoder:
         return _of_decoder(

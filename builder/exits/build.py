@@ -34,6 +34,13 @@ from hplm.tenants.knowledge import ExitKnowledge
 PURPOSE = "choosing when texts leave"
 LEARN = 0.5  # of the given texts, if there is no file of the tenant's training, as after an import
 DROPS = (1.0, 2.0, 4.0)  # points that plans may lose, the dearest first
+NO_EXITS = {  # tasks, and why
+    "span": "answers with pieces of passages, and has no exits: all windows of a passage would have to leave together, and an "
+    "answer may lie in any of them",
+    "regress": "answers with numbers, and has no exits: nothing tells how sure a number is",
+    "embed": "makes vectors, and has no exits: those of different layers cannot be compared",
+    "generate": "generates text, and has no exits: later tokens attend to what all layers have computed",
+}
 
 
 def build_exits(
@@ -97,17 +104,8 @@ def build_exits(
 
 def check_task(tenant_id: str, task: str) -> None:
     """Refuses tasks that have no exits."""
-    if task == "span":
-        raise InvalidInput(
-            f"tenant {tenant_id!r} answers with pieces of passages, and has no exits: all windows of a passage would have to "
-            "leave together, and an answer may lie in any of them"
-        )
-    if task == "regress":
-        raise InvalidInput(f"tenant {tenant_id!r} answers with numbers, and has no exits: nothing tells how sure a number is")
-    if task == "generate":
-        raise InvalidInput(
-            f"tenant {tenant_id!r} generates text, and has no exits: later tokens attend to what all layers have computed"
-        )
+    if (why := NO_EXITS.get(task)) is not None:
+        raise InvalidInput(f"tenant {tenant_id!r} {why}")
 
 
 def _divided(report: Mapping[str, Any], tenant: TenantVersion, texts: UnseenTexts) -> tuple[list[Example], list[Example]]:
