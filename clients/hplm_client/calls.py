@@ -17,6 +17,7 @@ from hplm_client.answer import Answer, Tenant
 from hplm_client.errors import (
     OF_A_DECODER,
     OF_AN_ENCODER,
+    OF_VECTORS,
     ConnectionFailed,
     HplmClientError,
     LateAnswer,
@@ -220,7 +221,10 @@ class Calls(Generic[One, Many, Whole, Stream]):
 
     async def _answered(self, question: wire.TenantTexts, request: wire.InferRequest, attempts: Attempts) -> list[Answer]:
         transport, backbone = self._transport(), await self._find_backbone(attempts.network_s)
-        with advising(OF_A_DECODER, "a decoder answers, so use generate or stream"):
+        with (
+            advising(OF_A_DECODER, "a decoder answers, so use generate or stream"),
+            advising(OF_VECTORS, "a vector answers, so give embedding=True"),
+        ):
             result = await transport.infer(backbone, request, attempts.timeout_us, attempts.network_s)
         return wire.decode(result, question)
 

@@ -176,6 +176,7 @@ GRPC_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset", "Broken p
 # Triton's words when an encoder was asked to generate or a decoder to infer, and those of the model `hplm` for the latter.
 OF_AN_ENCODER = ("expected number of inputs between 1 and 2 ",)
 OF_A_DECODER = ("decoupled transaction policy", "send text_input or messages")
+OF_VECTORS = ("which answers with EMBEDDING",)
 
 
 def refusal(message: str, told: str | None) -> HplmClientError:

@@ -113,6 +113,10 @@ def test_a_vector_and_the_tokens_are_asked_for_and_read(ask, fake):
     }  # fmt: skip
     rows = ask(lambda client: client.infer_batch(["a", "b"], **asked))
     assert [(one.label, one.embedding, one.tokens) for one in rows] == [("A", None, 3), ("A", None, 5)]
+    said = "[invalid_input] the tenant has the task embed, which answers with EMBEDDING: name that in outputs, not LABEL"
+    fake.script = [Refusal(said, 400)]
+    with raising(InvalidInput, match="embedding=True"):
+        ask(lambda client: client.infer("a", tenant="near"))
     fake.answer = lambda _: {**tensors([[("A", 0.5, (0, 1))]]), "EMBEDDING": np.zeros((2, 2), np.float32)}
     with raising(UnexpectedAnswer):
         ask(lambda client: client.infer("a", tenant="near", embedding=True))
