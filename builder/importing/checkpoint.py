@@ -28,7 +28,7 @@ from builder.importing.heads import (
     numbered_labels,
     reordered,
 )
-from builder.importing.sentence_transformers import MODULES, makes_vectors, read_embedding
+from builder.importing.sentence_transformers import MODULES, embedding_files, makes_vectors, read_embedding
 from builder.learning.bodies import WholeBody, checkpoint_of
 from builder.store.resumable import digest_of
 from builder.training.cutting import cut
@@ -100,7 +100,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def digest(folder: Path) -> str:
-    return digest_of(folder / CONFIG, *weight_files(folder))
+    return digest_of(folder / CONFIG, *weight_files(folder), *embedding_files(folder))
 
 
 def size(folder: Path) -> int:

@@ -20,6 +20,12 @@ def makes_vectors(folder: Path) -> bool:
     return (folder / MODULES).is_file()
 
 
+def embedding_files(folder: Path) -> list[Path]:
+    """Returns the files that say how the model makes vectors; none of one that has a head."""
+    own = (MODULES, PROMPTS, "*_Pooling/config.json") if makes_vectors(folder) else ()
+    return [path for pattern in own for path in sorted(folder.glob(pattern))]
+
+
 def read_embedding(folder: Path, width: int) -> Embedding:
     """Returns how the model makes vectors. Refuses modules and poolings that a tenant does not have, by their names."""
     path = folder / MODULES

@@ -17,7 +17,7 @@ import transformers
 
 from builder.importing.adapter_import import ImportOptions
 from builder.importing.agreement import Agreement, agreement, differing
-from builder.importing.checkpoint import Family, weight_files
+from builder.importing.checkpoint import Family, digest, weight_files
 from builder.importing.folders import Imported, Importer, named, write_page
 from builder.importing.matching import MatchingOptions, TunedModel, Unlike, answers_of, import_checkpoint
 from builder.importing.reports import advice, facts_of
@@ -194,6 +194,11 @@ def test_a_cross_encoder_with_one_label_becomes_a_reranker(store, tmp_path, conf
 
 def test_a_model_of_vectors_has_no_labels_and_no_other_task(store, tmp_path):
     folder = embedding(tmp_path / "near")
+    digests = [digest(folder)]
+    for name in ("1_Pooling/config.json", "config_sentence_transformers.json"):
+        put(folder / name, changed=True)
+        digests.append(digest(folder))
+    assert len({*digests}) == 3, "it would count as imported"
     put(folder / "1_Pooling/config.json", include_prompt=False)
     with pytest.raises(InvalidInput, match=mentioning("include_prompt")):
         family_of(store).read(folder)
