@@ -24,9 +24,9 @@ Token = list[tuple[str, float | None]]
 
 
 def model_of(tenant: Tenant) -> dict[str, Any]:
-    """Returns a tenant as a model. `task` and `labels` are ours."""
-    labels = {"labels": list(tenant.labels)} if tenant.labels else {}
-    return {"id": tenant.name, "object": "model", "created": 0, "owned_by": tenant.backbone, "task": tenant.task, **labels}
+    """Returns a tenant as a model. What stands behind `owned_by` is ours."""
+    own = {name: value for name in ("task", "labels", "dimensions", "prefixes") if (value := getattr(tenant, name))}
+    return {"id": tenant.name, "object": "model", "created": 0, "owned_by": tenant.backbone, **own}
 
 
 @dataclass

@@ -110,7 +110,8 @@ def test_openai_s_client_reads_vectors(server, direct, given):
         assert answer.usage.prompt_tokens == sum(one.tokens for one in expected)
         (short,) = client.embeddings.create(model="short", input=TEXTS[0], dimensions=8, **given).data
         assert short.embedding == near(direct.infer(TEXTS[0], tenant="short", **asked, parameters={"dimensions": 8}).embedding)
-        prefix = direct.tenants("near")[0].prefixes[0]
+        model, (prefix, *_) = client.models.retrieve("near"), direct.tenants("near")[0].prefixes
+        assert model.task == "embed" and model.dimensions == len(answer.data[0].embedding) and model.prefixes[0] == prefix
         (own,) = client.embeddings.create(model="near", input=TEXTS[0], extra_body={"prompt_name": prefix}, **given).data
         assert own.embedding == near(
             direct.infer(TEXTS[0], tenant="near", **asked, parameters={"hplm_prefix": prefix}).embedding
