@@ -61,16 +61,17 @@ def modernbert_config(config: BackboneConfig) -> Any:
     from transformers import ModernBertConfig
 
     assert config.near is not None
+    layers = range(config.lower_layers + config.upper_layers)
     return ModernBertConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.hidden,
-        num_hidden_layers=config.lower_layers + config.upper_layers,
+        num_hidden_layers=len(layers),
         num_attention_heads=config.heads,
         intermediate_size=config.intermediate,
         max_position_embeddings=config.positions,
         local_attention=2 * config.near,
+        layer_types=["full_attention" if config.near_in(layer) is None else "sliding_attention" for layer in layers],
         pad_token_id=0,
-        **{"global_attn_every_n_layers": config.global_every},
     )
 
 

@@ -163,12 +163,18 @@ def split(checkpoint: Checkpoint) -> tuple[LowerStack, UpperStack]:
 
 
 def _of_encoder(config: BackboneConfig, weights: Weights) -> Halves:
-    gate_bias = torch.full((config.window.n,), -1.0)  # a token's own window counts most; its neighbours' windows add context
-    gate_bias[config.window.centre] = 2.0
-    below = {"gate": torch.zeros(config.window.n, config.hidden), "gate_bias": gate_bias}
+    n, centre = config.window.n, config.window.centre
+    if config.enters_normed:
+        gate_bias = torch.full((n,), -1.0)  # a token's own window counts most; its neighbours' windows add context
+        gate_bias[centre] = 2.0
+    else:  # no norm makes up for a sum that is too large, so all of a token's gates are about one together
+        gates = torch.full((n,), 0.5 / max(1, n - 1))
+        gates[centre] = 0.5 if n > 1 else 0.99
+        gate_bias = gates.logit()
+    below = {"gate": torch.zeros(n, config.hidden), "gate_bias": gate_bias}
     if config.has_places:
         # Inside a window any short run of positions will do. It starts after the first, which is only used for [CLS].
-        below["places"] = weights["positions.weight"][1 : config.window.n + 1] + weights["segments.weight"][0]
+        below["places"] = weights["positions.weight"][1 : n + 1] + weights["segments.weight"][0]
     above = {name: torch.zeros_like(own) for name, own in _named(weights, "positions.", "segments.").items()}
     if config.enters_normed:
         for kind in WEIGHT_AND_BIAS:
