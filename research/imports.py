@@ -29,7 +29,7 @@ from builder.tables.root import RootOptions, build_root
 from builder.tasks.tasks import training_task
 from demo.building import minilm
 from demo.data import DemoTenant, stored, write_demo_data
-from demo.documents import LONGEST, Docstring
+from demo.documents import Docstring
 from demo.domains import DOMAINS
 from demo.tasks import TASKS, DefinedNames, DemoTask, Pair
 from hplm.engine.engine import resolve_device
@@ -39,9 +39,10 @@ from research.options import run
 
 QUESTIONS = {task.tenant: task for task in TASKS if task.task == "classify"}
 SIZES = {"train": 2000, "dev": 300, "test": 1000}  # texts of each file, at most
+PAIRS_OF = {"train": 600, "dev": 100, "test": 500}  # the same of embedding models
 # Random numbers would take most of the time.
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-FEWEST_WORDS, SCALE = 3, 20.0  # of each side of a pair; of cosines
+FEWEST_WORDS, MOST_WORDS, SCALE = 3, 48, 20.0  # of each side of a pair; of cosines
 MODULES = [
     {"path": "1_Pooling" if kind == "Pooling" else "", "type": f"sentence_transformers.models.{kind}"}
     for kind in ("Transformer", "Pooling", "Normalize")
@@ -79,7 +80,7 @@ PAIRS: dict[str, Callable[[Docstring], tuple[str, str]]] = {"summary": _summary,
 
 
 def _pair(cut: Callable[[Docstring], tuple[str, str]], document: Docstring, names: DefinedNames) -> Pair | None:
-    text, positive = (" ".join(part.split()[:LONGEST]) for part in cut(document))
+    text, positive = (" ".join(part.split()[:MOST_WORDS]) for part in cut(document))
     return Pair(text, positive) if min(len(text.split()), len(positive.split())) >= FEWEST_WORDS else None
 
 
@@ -107,7 +108,8 @@ def imports(
     tasks: list[DemoTask] = SEARCHES if vectors else [QUESTIONS[task]]
     home, on = work / ("vectors" if vectors else task), resolve_device(device)
     domains = [domain for domain in DOMAINS if domain.name in {one.domain for one in tasks}]
-    data = stored(home, {"sizes": SIZES}, lambda: write_demo_data(home, domains, tasks, SIZES, further=True))
+    sizes = PAIRS_OF if vectors else SIZES
+    data = stored(home, {"sizes": sizes}, lambda: write_demo_data(home, domains, tasks, sizes, further=True))
     corpora, reports = [domain.corpus for domain in data.domains], list[dict[str, Any]]()
     for tenant in data.tenants:
         found = imported(model or str(minilm()), tenant, corpora, home, minutes, on)
