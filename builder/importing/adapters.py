@@ -19,11 +19,12 @@ from builder.importing.foreign import (
     read_json,
     tensor_file,
 )
-from builder.importing.heads import peft_head
+from builder.importing.heads import LATE, MEAN, POOLING, model_config, peft_head
 from hplm.errors import MISFITS, InvalidInput
 from hplm.model.families import DECODERS, ENCODERS, PartNames
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from hplm.model.original import configuration_of
+from hplm.tasks import find_task
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
 PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn_gate ffn_in", FFN_OUT: "ffn_out"}
@@ -92,8 +93,13 @@ def _peft(folder: Path, config: Mapping[str, Any], model: str, task: str | None,
     scaled = {name: _lora(parts, name, alpha_of(name), rank_of(name), path, is_rooted) for name, parts in modules.items()}
     head, layer, places = None, OF_DECODER, DECODER_PLACES
     if not is_decoder:
-        kind = configuration_of(model).model_type
+        original = configuration_of(model)
+        kind, pooling = original.model_type, model_config(folder).get(POOLING, getattr(original, POOLING, None))
         head = peft_head(source, config, saved, scaled, model, task, kind)
+        if pooling in (MEAN, LATE) and find_task(head.task).reads_first_token:
+            raise InvalidInput(
+                f"{source} has a classifier with {POOLING} {pooling!r}, and a tenant reads the first token: {MERGE}"
+            )
         names = ENCODERS[kind].names
         layer, places = rf"(?:\w+\.)?{re.escape(names.layers)}\.(\d+)\.(.+)", _places(names)
     elif saved:

@@ -17,8 +17,11 @@ from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, ForeignHead, check
 from builder.importing.heads import (
     EVERY_TASK,
     LAST_OF_TASK,
+    LATE,
     LAYERS,
     LAYERS_OF_OTHERS,
+    MEAN,
+    POOLING,
     SEQUENCE,
     TASK_OF_ENDING,
     Linear,
@@ -45,7 +48,6 @@ from hplm.tenants.knowledge import Head
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 EMBED = "embed"  # the task of models without a head
-FIRST_TOKEN = ("cls", "bos")  # values of classifier_pooling
 FAR = 0.5  # of a matrix' own size. Fine-tuning changes some hundredths; matrices of two models differ by 1.4
 # The parts of a tokenizer that choose its tokens, and what users call them.
 TOKENIZING = {"model": "vocabulary", **{part: part for part in ("normalizer", "pre_tokenizer", "post_processor")}}
@@ -78,6 +80,7 @@ class Finetuned:
     def loaded(self, device: torch.device) -> tuple[WholeBody, TenantModel]:
         """Returns the whole model and its head, to ask them."""
         head = TenantModel.of(None, self.head_of(self.head.weights), self.embedding).to(device)
+        head.pools |= self.head.reads_means
         return WholeBody(self.checkpoint).to(device).eval().requires_grad_(False), head
 
     def with_labels(self, labels: list[str]) -> Finetuned:
@@ -240,11 +243,11 @@ def _head(folder: Path, named: str, kind: str, ending: str, task: str | None, la
         return tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
 
     first, function, last = LAYERS.get(kind, LAYERS_OF_OTHERS)
-    pooling = getattr(model.config, "classifier_pooling", FIRST_TOKEN[0])
-    if ending == SEQUENCE and pooling not in FIRST_TOKEN:
+    pooling = getattr(model.config, POOLING, None) if ending == SEQUENCE else None
+    if pooling == LATE:
         raise InvalidInput(
-            f"{path} has classifier_pooling {pooling!r}, but a tenant reads the first token: fine-tune with {FIRST_TOKEN[0]!r} "
-            f"(of a EuroBERT {FIRST_TOKEN[1]!r}), or let a tenant learn from this checkpoint's answers"
+            f"{path} has classifier_pooling {LATE!r}, the mean of the answers of all tokens: fine-tune with 'bos' or {MEAN!r}"
         )
     outputs = folded(linear(last), tensors) if kind in EVERY_TASK else linear(LAST_OF_TASK.get(trained, last))
-    return classifier(path, path, outputs, trained, task, labels, lambda: linear(first), function, kind in EVERY_TASK)
+    head = classifier(path, path, outputs, trained, task, labels, lambda: linear(first), function, kind in EVERY_TASK)
+    return replace(head, reads_means=pooling == MEAN)

@@ -33,6 +33,7 @@ class ForeignHead:
     weights: dict[str, Tensor]
     function: str | None  # between two layers; None: one layer
     labels: list[str] | None  # None: the files do not say
+    reads_means: bool = False  # it reads the mean of a text's states, where a tenant reads the first token
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ LAYERS = {
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
 }
 LAYERS_OF_OTHERS = ("classifier.dense", "tanh", "classifier.out_proj")
+POOLING, MEAN, LATE = "classifier_pooling", "mean", "late"  # of a configuration, and its values beside the first token
 NORM = "head.norm"  # behind the function of a `gelu_norm`, which its second layer takes up
 EVERY_TASK = ("modernbert",)  # families whose heads have two layers for each task
 

@@ -30,7 +30,7 @@ class TenantModel(nn.Module):
         """`head`: None of a tenant that generates text or makes vectors, which only has an adapter."""
         super().__init__()
         self._head, self._embedding = head, embedding
-        self._pools = embedding is not None and embedding.pooling == MEAN
+        self.pools = embedding is not None and embedding.pooling == MEAN  # whether it reads the mean of a text's states
         self.mean, self.spread = 0.0, 1.0  # of values: the head learns normalised ones, `round_to_storage` folds both in
         generator = torch.Generator().manual_seed(seed)
         # The tensors that are not random start at zero, so that at first the adapter changes nothing.
@@ -55,14 +55,14 @@ class TenantModel(nn.Module):
 
     def hidden(self, body: Body, pack: Pack, layers: int | None = None) -> Tensor:
         """Returns the rows that the head reads, after all upper layers or the first. Those of vectors are pooled."""
-        if self._pools:
+        if self.pools:
             pack = replace(pack, reading=torch.arange(len(pack.tokens), device=pack.tokens.device))
         read = body(pack, self.adapts(tiles(pack.tokens), tiles(pack.reading)) or None, layers)
-        return means(read, np.array(pack.lengths)) if self._pools else read
+        return means(read, np.array(pack.lengths)) if self.pools else read
 
     def read_of(self, states: Tensor, pack: Pack) -> Tensor:
         """Returns the rows that the head reads of the states of all tokens."""
-        return means(states.float(), np.array(pack.lengths)) if self._pools else states[pack.reading]
+        return means(states.float(), np.array(pack.lengths)) if self.pools else states[pack.reading]
 
     def states(self, body: Body, pack: Pack, layers: int | None = None) -> list[Tensor]:
         """Returns the states of all tokens: those that enter the upper layers, and those after each, or after the first."""

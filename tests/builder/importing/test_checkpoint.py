@@ -36,6 +36,7 @@ from builder.training.data import Data
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
+from hplm.model.checkpoint import load_checkpoint, split
 from hplm.tenants.embedding import Embedding
 from testing.reference import Reference
 from tests.builder.checkpoints import SIZES, save_tokenizer
@@ -51,11 +52,11 @@ from tests.builder.importing.stores import (
     texts,
     tuned,
 )
-from tests.builder.stores import add_domain, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
+from tests.builder.stores import add_domain, build, corpus, cut, full_disk, grow, interrupted, nothing_looked_up, some_lines
 from tests.builder.training.small_tenants import unexpected, write
 from tests.engine.asker import Asker
 from tests.support.device import DEVICE
-from tests.support.families import save_family
+from tests.support.families import SENTENCES, save_family
 from tests.support.here import Here
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
@@ -228,6 +229,29 @@ def test_a_checkpoint_is_asked_once_if_there_is_room_for_its_states(store, tmp_p
         for own, wanted in zip(states_of(chosen, pack), model.through(pack)[0], strict=True):
             assert (own - wanted).norm() < 0.03 * wanted.norm()
     assert len(packs) == (1 if has_room else 3)
+
+
+@pytest.mark.parametrize(
+    "family, pooling", [("modernbert", "mean"), ("modernbert", "cls"), ("eurobert", "mean"), ("eurobert", "late")]
+)
+@torch.no_grad()
+def test_a_classifier_is_asked_as_transformers_asks_it(tmp_path, family, pooling):
+    base, folder, text = tmp_path / "base", tmp_path / "tuned", Example(tmp_path / "texts", 1, "the cat sat on the mat", None)
+    save_family(base, family, "ForSequenceClassification", num_labels=3)
+    stock = save_family(folder, family, "ForSequenceClassification", num_labels=3, classifier_pooling=pooling)
+    made = load_checkpoint(str(base), "tiny", 1)
+    store = Store.create(tmp_path / "store", str(base), made.config, made.tokenizer_json, *split(made))
+    build(store, tmp_path, "root", [*SENTENCES] * 5)
+    if pooling == "late":
+        with pytest.raises(InvalidInput, match=mentioning("'late'", "'bos'", "'mean'")):
+            family_of(store).read(folder)
+        return
+    teacher, reader = TunedModel.of_checkpoint(family_of(store).read(folder), DEVICE), Reader(store, "root", 1)
+    read = reader.read([text], training_task("classify").unlabelled(), ["a", "b", "c"])
+    pack = reader.pack(read, [0], DEVICE)
+    wanted = stock(pack.tokens[None].cpu()).logits
+    for found in (teacher.through(pack)[1], teacher.own(teacher.body, pack)):
+        assert torch.allclose(found.cpu(), wanted, atol=1e-3)
 
 
 def test_an_imported_tenant_learns_labels_beside_its_checkpoints_answers(store, tmp_path):

@@ -97,6 +97,10 @@ def test_a_lora_of_each_family_gives_the_numbers_of_the_merged_model(tmp_path, f
     folder.mkdir()
     put(folder / CONFIG, peft_type="LORA", task_type=task_type, r=rank, lora_alpha=alpha, base_model_name_or_path="base")
     save_file({f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    if task_type == "SEQ_CLS":  # a configuration beside the adapter may say that its classifier reads more
+        put(folder / MODEL, classifier_pooling="mean", id2label=dict(enumerate(LABELS)))
+        refused(store, folder, NAMED, "classifier_pooling 'mean'", "merge_and_unload")
+        (folder / MODEL).unlink()
     tenant, _ = import_tenant(store, "acme", folder, NAMED, DEVICE)
     ids = torch.tensor([[0, 9, 7, 8, 9, 7, 8, 6, 5, 8, 2]])
     expected = stock(ids, output_hidden_states=True)
