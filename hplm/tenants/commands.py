@@ -40,7 +40,7 @@ Word = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 Form = TypeVar("Form")
-Stored = TypeVar("Stored", Calibration, Exits)
+Stored = TypeVar("Stored", Calibration, Exits, Embedding)
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
