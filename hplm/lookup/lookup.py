@@ -57,9 +57,12 @@ class LookupRequest:
         self.view, self.tenant, self.task = view, tenant, tenant.task_object
         self.texts, self.pairs, self.truncate = texts, pairs, truncate
         self.head = head = head or head_of(view, tenant)
-        self._check_asked("top_k", head.top_k, lambda task: task.read_best is not None)
-        self._check_asked("dimensions", head.dimensions, lambda task: task.is_vector)
-        self._check_asked("hplm_prefix", prefix is not None, lambda task: task.is_vector)
+        if head.top_k:
+            self._check_able("top_k", lambda task: task.read_best is not None)
+        if head.dimensions:
+            self._check_able("dimensions", lambda task: task.is_vector)
+        if prefix is not None:
+            self._check_able("hplm_prefix", lambda task: task.is_vector)
         if tenant.embedding is not None:
             tenant.embedding.check_asked(head.dimensions)
             self.texts = texts = tenant.embedding.prefixed(texts, prefix)
@@ -82,11 +85,11 @@ class LookupRequest:
         self.counts: list[int] = []  # answer rows of each
         self.segments, self.spans = bytearray(), bytearray()  # of these texts, as a form has them
 
-    def _check_asked(self, name: str, asked: int, is_able: Callable[[Task], bool]) -> None:
-        if asked and not is_able(self.task):
+    def _check_able(self, parameter: str, is_able: Callable[[Task], bool]) -> None:
+        if not is_able(self.task):
             able = " or ".join(task.name for task in TASKS.values() if is_able(task))
             tenant = f"tenant {self.tenant.id!r} has the task {self.task.name!r}"
-            raise InvalidInput(f"{name} is for the task {able}, but {tenant}: leave out {name}")
+            raise InvalidInput(f"{parameter} is for the task {able}, but {tenant}: leave out {parameter}")
 
     def _check_lengths(self, characters: int) -> None:
         for index, text in enumerate(self.texts):

@@ -37,7 +37,7 @@ from research.schemes.trained import options_of, read_task, train_scheme
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
 RANKING = 2  # raised when the same share keeps other n-grams: earlier results are void then
-LATER = ("function", "head_function")  # options of training younger than results: named if not at their defaults
+LATER = ("function", "head_function", "embedding")  # options of training younger than results: named if not at their defaults
 FEW = ("maths-area", "learning-names")  # the tasks of most studies: the largest one, and one that tags
 
 

@@ -186,6 +186,7 @@ def placement(work: Path, take: Taken) -> Made:
 def imported(work: Path, take: Taken) -> Made:
     for name in ("peft-tag-patterns", "peft-pooler"):
         shutil.copytree(SAVED / name, work / "saved" / name, ignore=shutil.ignore_patterns("expected.json"))
+    (work / "config.json").write_text('{"model_type": "bert"}')  # of the model below the adapters
 
     def read(name: str) -> None:
         adapter = read_folder(work / "saved" / name.partition("/")[0], str(work), None)

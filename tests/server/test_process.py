@@ -169,5 +169,5 @@ def test_a_gateway_that_ends_is_started_again_by_a_thread_of_its_own(tmp_path):
     with GatewayProcess("127.0.0.1", 0, said.append) as gateway:
         gateway.start("no url", tmp_path / "log")
         eventually(lambda: said)
-    assert gateway.pid is None and mentions(said[0], "restarting", "OpenAI", "code 1")
+    assert gateway.pid is None and mentions(said[0], "restarting", "gateway", "code 1")
     assert "no url" in (tmp_path / "log").read_text()
