@@ -30,7 +30,7 @@ TASK_OF_PROBLEM = {
 IMPORTED = sorted({CLASSIFY, TAG, *TASK_OF_PROBLEM.values()})  # the tasks whose heads can be imported
 TASK_OF_TYPE = {"SEQ_CLS": "classify", "TOKEN_CLS": "tag"}  # of peft
 LAST_OF_TASK = {TAG: "classifier", SPAN: "qa_outputs"}  # the layer that gives a token's logits
-# What a classifier of a text is: its first layer, the function behind it, its second layer.
+# The first layer of a text's classifier, the function behind it, and the second layer.
 LAYERS = {
     "bert": ("bert.pooler.dense", "tanh", "classifier"),
     "distilbert": ("pre_classifier", "relu", "classifier"),

@@ -1,4 +1,4 @@
-"""What vectors say of each other: which texts are nearest to a text, and how near two are."""
+"""The texts whose vectors are nearest to a text's, and the nearness of two texts."""
 
 from __future__ import annotations
 

@@ -32,10 +32,12 @@ def chosen_embedding(
     """Returns how a tenant makes its vectors: as the version before, unless other fields are given. None: it has a head."""
     if not find_task(task).is_vector:
         if given:
-            raise InvalidInput(f"--{min(given)} is for the task embed, and this tenant is to {task}: leave it out")
+            named = {"prefixes": "query-prefix or --passage-prefix"}.get(name := min(given), name)
+            raise InvalidInput(f"--{named} is for the task embed, and this tenant is to {task}: leave it out")
         return None
     usual = before.embedding if before is not None else None
     own = replace(usual if usual is not None else Embedding(config.hidden), **given)
+    own = replace(own, prefixes={**(usual.prefixes if usual is not None else {}), **own.prefixes})
     if not 1 <= own.dimensions <= config.hidden:
         raise InvalidInput(f"--dimensions {own.dimensions}: give 1 to {config.hidden}, the width of the backbone")
     if usual is not None and own.dimensions != usual.dimensions:

@@ -33,7 +33,7 @@ Tasks = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """What a tenant is asked, as arguments of our client, and what writes the endpoint's answer from its answers."""
+    """The arguments of our client that ask a tenant, and the function that writes the endpoint's answer from its answers."""
 
     asked: Mapping[str, Any]
     write: Callable[[list[Answer]], Any]
@@ -267,7 +267,7 @@ def _ranked(scores: list[float]) -> list[tuple[int, float]]:
 
 
 def pipeline(given: Given, tenant: Tenant) -> Question:
-    """What `transformers` has as the pipeline of the tenant's task. The fields of `parameters` are as good as others."""
+    """Asks as the tenant's pipeline in `transformers` does. A field of `parameters` may also stand beside `inputs`."""
     parameters, _ = given.pop("parameters", {}), given.pop("options", {})  # the latter say how a model is loaded
     if not isinstance(parameters, dict):
         raise wrong(f"'parameters' is {shown(parameters)}: send an object", "parameters")

@@ -131,7 +131,7 @@ class Engine:
         layers = [layer.plain() for layer in self._upper.layers]
         self._layers = [layers[stage.first : stage.last + 1] for stage in self.stages]  # of each stage
         self._enter = plain(self._upper.norm) if config.enters_normed else None
-        # What heads read is normed where layers begin with norms.
+        # Heads read normed states where layers begin with norms.
         self._leave = [
             unnormed if config.enters_normed else plain(deepcopy(self._upper.final_norm).to(stage.device))
             for stage in self.stages

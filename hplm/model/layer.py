@@ -17,9 +17,8 @@ QKV, ATTENTION_OUT, FFN_IN, FFN_OUT = "qkv", "attention_out", "ffn_in", "ffn_out
 QUERY, KEY_VALUE = "query", "key_value"  # instead of QKV, where few queries are needed
 WORTH = 64  # queries that nobody needs, to compute the others alone
 
-Attend = Callable[
-    ..., Tensor
-]  # the layer's number in its stack, query, key, value; of near layers `near`, the tokens to each side
+# Takes the layer's number in its stack, query, key, value; in near layers also `near`, the tokens to each side.
+Attend = Callable[..., Tensor]
 Function = Callable[[Tensor], Tensor]
 Adapt = Callable[[str, Tensor, Tensor], Tensor]  # a projection, its input, its output -> the changed output
 Plain = Callable[..., Tensor]  # a layer that calls no modules

@@ -118,6 +118,14 @@ def test_the_whole_decoder_says_what_the_library_says(family, tmp_path):
     assert torch.allclose(logs_of(read, checkpoint.weights["next_token.weight"]), expected, atol=1e-3)
 
 
+def test_parts_of_the_whole_decoder_are_the_layers_below_and_above_the_split(tmp_path):
+    checkpoint, _, _ = loaded(saved(drawn(llama()), tmp_path / "m"))
+    body = WholeDecoderBody(checkpoint)
+    every, lower, upper = ([*body.part(name)] for name in ("all", "lower", "upper"))
+    assert lower and [*map(id, lower), *map(id, upper)] == [*map(id, every)]
+    assert [*map(id, upper)] == [*map(id, body.upper_layers.parameters())]
+
+
 def test_a_root_learns_windows(tiny, corpus, tmp_path):
     options = RootOptions(lower=2, window=Window(2))
     store, _ = build_root(tiny, [corpus], tmp_path / "store", options, Budget(steps=40), DEVICE)
