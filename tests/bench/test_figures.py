@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import overload, sizing
+from bench import infinity, overload, sizing
 from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import apart, nested, table_of
 from hplm.simulate.arrivals import Arrivals
@@ -84,3 +86,25 @@ def test_a_figure_of_several_rounds_is_their_median_beside_the_least_and_the_mos
     assert nested(rows) == {"over": {"b": 0.9}, "spread": {"over/b": [0.4, 1.1]}, "targets": {"over/b": "at least 1"}}
     assert table_of(rows).split(maxsplit=1)[1] == "0.9, 0.4 to 1.1 (at least 1: MISSED)"
     assert "spread" not in nested(list(rows_of_rounds([{"over": 0.4}])))
+
+
+@pytest.mark.parametrize(("vectors", "target"), [(True, 2.5), (False, 3.0)])
+def test_vectors_and_labels_are_compared_with_the_mean_rate_of_infinity(vectors: bool, target: float, monkeypatch) -> None:
+    theirs = [(report([0], [200], [0.2]), report([0, 1], [200, 200], [0.2, 0.2])), (report([0], [200], [0.4]),) * 2]
+    asked: list[Any] = []
+
+    def tenants_served(*given: Any) -> list[Row]:
+        asked.append(given)
+        return [
+            Row(f"tenants/{count}/{name}", value) for count in (1, 32) for name, value in (("p50_ms", 60.0), ("req_per_s", 1.5))
+        ]
+
+    for name, fake in {
+        "make_environment": lambda folder: folder, "save_whole": lambda folder: folder, "_serving": lambda *_: nullcontext(""),
+        "one_and_many": lambda *_: theirs.pop(0), "tenants_served": tenants_served,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(infinity, name, fake)
+    rows = {row.name: row for row in infinity.infinity(dtype="fp32", tenants=(32, 1), vectors=vectors)}
+    assert asked == [("minilm", 128, [1, 32], 10.0, infinity.CLIENTS, "fp32", vectors)]
+    assert rows["hplm_over_infinity/32/c1"].value == pytest.approx(5.0) and rows["infinity_drift"].value == 0.5
+    assert (rows["hplm_over_infinity/1/c32"].value, rows["hplm_over_infinity/1/c32"].least) == (2.0, target)
