@@ -190,8 +190,8 @@ class Training:
     rank: int | None = None
     """rank of the adapter; 0: only a head (default: as in the version before, or 32)"""
     places: Words | None = None
-    """projections that the adapter changes, between commas: query, key, value, attention_out, ffn_in, ffn_out (default: as in
-    the version before, or attention_out; lora: query,value; with --upper-rate all)"""
+    """projections that the adapter changes, between commas: query, key, value, attention_out, ffn_in, ffn_out, and
+    ffn_gate of gated layers (default: as in the version before, or attention_out; lora: query,value; with --upper-rate all)"""
     dtype: Annotated[str | None, Parameter(choices=BANK_DTYPES)] = None
     """precision of the stored adapter and head (default: as in the version before, or fp16)"""
     epochs: int = 4

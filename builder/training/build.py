@@ -70,7 +70,8 @@ def build_tenant(
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
             "training": digest_of_files(train_file), "dev": digest_of_files(dev_file) if dev_file is not None else None,
-            **reported(options), "places": options.worked_on, **taught, **({"columns": columns.given} if columns.given else {}),
+            **reported(options), "places": options.worked_on(store.config), **taught,
+            **({"columns": columns.given} if columns.given else {}),
         }  # fmt: skip
         step = Step(store, tenant_id, "training", asked)
         if before is not None and step.done(partial(_is_meant, step, before.version, from_version)) is not None:
@@ -98,8 +99,8 @@ def build_tenant(
             body, data = DecoderBody(upper := store.upper()), WrittenData.of(data, upper)
         trained = trainer(body, data, options, saving / "learning.pt")
         tenant = TenantVersion(
-            tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter, options.worked_on,
-            options.function, options.head_function, options.dtype, options.embedding,
+            tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter,
+            options.worked_on(store.config), options.function, options.head_function, options.dtype, options.embedding,
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, files, data, trained)}

@@ -22,7 +22,7 @@ from builder.tasks.scores import Scores
 from builder.training.cutting import cut, cuttable, hold
 from builder.training.data import Data
 from builder.training.model import TenantModel
-from hplm.adapters.layout import PROJECTIONS, Layout, adapter_layout, head_layout
+from hplm.adapters.layout import Layout, adapter_layout, every_place, head_layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tenants.embedding import Embedding
@@ -60,10 +60,9 @@ class TrainingOptions:
         """Whether the upper layers learn and the adapter is cut from their change."""
         return self.body_rate > 0 and self.rank > 0
 
-    @property
-    def worked_on(self) -> tuple[str, ...] | None:
-        """The projections, if they are not the usual ones of the adapter's kind."""
-        return self.places or (tuple(PROJECTIONS) if self.cut else None)
+    def worked_on(self, config: BackboneConfig) -> tuple[str, ...] | None:
+        """Returns the projections, if they are not the usual ones of the adapter's kind."""
+        return self.places or (every_place(config) if self.cut else None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def tenant_model(config: BackboneConfig, labels: int, options: TrainingOptions) 
 
 def adapter_of(config: BackboneConfig, options: TrainingOptions) -> Layout | None:
     check_rank(options.rank, config.hidden)
-    return adapter_layout(config, options.adapter, options.rank, options.worked_on, options.function, options.dtype)
+    return adapter_layout(config, options.adapter, options.rank, options.worked_on(config), options.function, options.dtype)
 
 
 def finetune(

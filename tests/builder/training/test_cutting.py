@@ -1,6 +1,7 @@
 """A LoRA is cut from what layers learned: the largest singular values of its rank, which are all if the rank is high enough."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from builder.learning.bodies import PlotBody
 from builder.learning.loop import Diverged
 from builder.training.cutting import cut, hold
+from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import PROJECTIONS, adapter_layout
 from testing.random_store import random_backbone
 from testing.toy import CONFIG
@@ -68,3 +70,18 @@ def test_weights_with_nan_are_reported_and_layers_that_learned_nothing_give_an_e
     after.upper_layers[0].ffn_in.weight[0, 0] = float("nan")
     with pytest.raises(Diverged, match="--upper-rate"):
         cut(before.upper_layers, after.upper_layers, layout)
+
+
+def test_layers_with_a_gate_keep_what_it_learned():
+    config = replace(CONFIG, gated=True)
+    before = PlotBody(random_backbone(config)[1]).eval().requires_grad_(False)
+    after = copy.deepcopy(before)
+    for layer in after.upper_layers:
+        gate = layer.ffn_in.weight[: config.intermediate]
+        gate.add_(0.05 * torch.ones(len(gate), 1) @ torch.ones(1, config.hidden))
+    layout = adapter_of(config, TrainingOptions(adapter="lora", rank=4, body_rate=1e-4))
+    adapter, share = cut(before.upper_layers, after.upper_layers, layout)
+    assert share == pytest.approx(1.0)
+    for old, new, weights in zip(before.upper_layers, after.upper_layers, adapter, strict=True):
+        change = (new.ffn_in.weight - old.ffn_in.weight)[: config.intermediate]
+        assert torch.allclose(weights["ffn_gate/b"] @ weights["ffn_gate/a"], change, atol=1e-5)
