@@ -126,7 +126,8 @@ class Reference:
     def _vector(self, text: str, tenant: Tenant, own: Embedding, prefix: str | None, dimensions: int, truncate: bool) -> Tensor:
         name = own.prefix if prefix is None else prefix
         encoded = self._tokenizer.encode((own.prefixes[name] if name else "") + text, None, truncate)
-        states = self._computed(encoded.tokens, encoded.segments, tenant)
+        kept = np.append(np.arange(own.limit - 1), -1) if own.limit and own.limit < len(encoded.tokens) else slice(None)
+        states = self._computed(encoded.tokens[kept], encoded.segments[kept], tenant)
         pooled = states.sum(0) / len(states) if own.pooling == "mean" else states[0]
         cut = pooled[: dimensions or own.dimensions]
         return (cut / cut.square().sum().sqrt() if own.normalised else cut)[None]

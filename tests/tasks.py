@@ -30,7 +30,7 @@ TENANTS = [
     TenantVersion("word", 1, "bio", 1, "tag", ["O", "B-X", "I-X"], 2),
     TenantVersion("near", 1, "bio", 1, "embed", [], 8, "lora", embedding=Embedding(32, prefixes=PREFIXES)),
     TenantVersion("first", 1, "root", 1, "embed", [], 0, embedding=Embedding(20, "first", normalised=False)),
-    TenantVersion("short", 1, "law", 1, "embed", [], 4, embedding=Embedding(24, shortens=True)),
+    TenantVersion("short", 1, "law", 1, "embed", [], 4, embedding=Embedding(24, shortens=True, limit=12)),
 ]
 SPAN, WORD, PAIR, STUDENTS = 6.0, 2.5, 0.6, 1.5  # temperatures
 CALIBRATIONS = {  # `find` has none, and numbers cannot have one

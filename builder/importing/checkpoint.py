@@ -73,6 +73,12 @@ class Finetuned:
     def head_bytes(self) -> int:
         return self.head_layout.weight_bytes if self.head_layout is not None else 0
 
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What users of its library have to know, for the report."""
+        noted = {"activation": self.activation, "limit": self.embedding.limit if self.embedding is not None else None}
+        return {name: value for name, value in noted.items() if value is not None}
+
     def head_of(self, weights: Weights) -> Head | None:
         """Returns a head of its form with these weights; None if it makes vectors."""
         return (self.head_layout, weights) if self.head_layout is not None else None
@@ -151,7 +157,7 @@ class Family:
             raise InvalidInput(f"{path} is of {described(stored.get('model_type'))}: import one of {', '.join(ENCODERS)}")
         named = str(next(iter(stored.get("architectures") or ()), None))
         ending = next((ending for ending in TASK_OF_ENDING if named.endswith(ending)), None)
-        embedding = read_embedding(folder, self._config.hidden) if makes_vectors(folder) else None
+        embedding = read_embedding(folder, self._config) if makes_vectors(folder) else None
         if embedding is not None and (labels or task not in (None, EMBED)):
             raise InvalidInput(f"{folder} makes vectors, as its {MODULES} says: leave --labels and --task out")
         if embedding is None and ending is None:

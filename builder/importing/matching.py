@@ -210,8 +210,7 @@ def import_checkpoint(
             tenant = TunedModel.of(PlotBody.of(store), (layout, change), found.head_of(found.head.weights), *own)
             report = {
                 "task": found.head.task,
-                "imported": origin_of(store, folder, "transformers", store.model)
-                | ({"activation": found.activation} if found.activation is not None else {}),
+                "imported": origin_of(store, folder, "transformers", store.model) | found.noted,
                 "asked": step.inputs,
                 "note": NOTE,
                 "distance": round(found.distance, 4),

@@ -11,6 +11,7 @@ from builder.learning.limits import LITTLE_EXPLAINED
 NEAR = 0.95  # of the answers: below, it is said what may help
 SIDES = "tenant", "checkpoint"
 WHOLE = 0.95  # of what fine-tuning changed: below, a higher rank would hold more
+NOTED = {"activation": "activation behind the logit", "limit": "tokens that are read of a text"}
 
 Report = Mapping[str, Any]
 
@@ -25,7 +26,7 @@ def facts_of(report: Report) -> dict[str, str]:
         **_agreed(after, report["bytes"]),
         "before it learned": f"{report['before']:.1%}",
         "texts learned from": f"{report['texts']['learned']:,}",
-        **({"activation behind the logit": own} if (own := report["imported"].get("activation")) else {}),
+        **{words: str(own) for name, words in NOTED.items() if (own := report["imported"].get(name))},
         "scores on --test": ", ".join(scores) or "-",
         "answers to --test that are the checkpoint's": _tested(report.get("tested")),
         "learned for": duration(report["seconds"]),

@@ -8,9 +8,11 @@ from typing import Any
 
 from builder.importing.foreign import WRITTEN, read_json
 from hplm.errors import InvalidInput
+from hplm.model.config import BackboneConfig
 from hplm.tenants.embedding import FIRST, MEAN, Embedding
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+LIMIT, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"  # one has the most tokens that are read of a text
 TRANSFORMER, POOLING, NORMALIZE = KINDS = "Transformer", "Pooling", "Normalize"
 POOLINGS = {"mean_tokens": MEAN, "mean": MEAN, "cls_token": FIRST, "cls": FIRST}
 TAKEN = "import a model of a Transformer, a Pooling by mean or cls, and perhaps Normalize"
@@ -22,11 +24,11 @@ def makes_vectors(folder: Path) -> bool:
 
 def embedding_files(folder: Path) -> list[Path]:
     """Returns the files that say how the model makes vectors; none of one that has a head."""
-    own = (MODULES, PROMPTS, "*_Pooling/config.json") if makes_vectors(folder) else ()
+    own = (MODULES, PROMPTS, LIMIT, TOKENIZER, "*_Pooling/config.json") if makes_vectors(folder) else ()
     return [path for pattern in own for path in sorted(folder.glob(pattern))]
 
 
-def read_embedding(folder: Path, width: int) -> Embedding:
+def read_embedding(folder: Path, config: BackboneConfig) -> Embedding:
     """Returns how the model makes vectors. Refuses modules and poolings that a tenant does not have, by their names."""
     path = folder / MODULES
     try:
@@ -39,19 +41,22 @@ def read_embedding(folder: Path, width: int) -> Embedding:
         raise InvalidInput(f"{path} has a module {other}, which no tenant has: {TAKEN}")
     if kinds not in ([*KINDS], [*KINDS[:2]]):
         raise InvalidInput(f"{path} has the modules {', '.join(kinds)}, in this order: {TAKEN}")
-    prompts = read_json(folder / PROMPTS) if (folder / PROMPTS).exists() else {}
+    read = (read_json(folder / name) if (folder / name).exists() else {} for name in (PROMPTS, LIMIT, TOKENIZER))
+    prompts, own, tokenizer = read
+    limit = own.get("max_seq_length") or tokenizer.get("model_max_length") or config.positions
     try:
         return Embedding.read(
             {
-                "dimensions": prompts.get("truncate_dim") or width,
+                "dimensions": prompts.get("truncate_dim") or config.hidden,
                 "pooling": _pooling(folder / modules[POOLING] / "config.json"),
                 "normalised": NORMALIZE in modules,
+                "limit": limit if limit < config.positions else None,
                 "prefixes": prompts.get("prompts") or {},
                 "prefix": prompts.get("default_prompt_name") or "",
             }
         )
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{folder / PROMPTS}: {error}: {WRITTEN}") from None
+        raise InvalidInput(f"{folder / PROMPTS} or {LIMIT}: {error}: {WRITTEN}") from None
 
 
 def _pooling(path: Path) -> str:

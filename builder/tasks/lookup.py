@@ -159,7 +159,8 @@ class Reader:
 
     def _encode(self, task: TrainingTask, example: Example) -> tuple[Encoded | LookedUp, np.ndarray, bool]:
         """Returns the tokens, the answer rows, and whether a part was dropped."""
-        encode = partial(self._tokenizer.encode, example.text, example.pair, in_windows=task.served.needs_pair)
+        limit = task.embedding.limit if task.embedding is not None else None
+        encode = partial(self._tokenizer.encode, example.text, example.pair, in_windows=task.served.needs_pair, limit=limit)
         try:
             check_length(example.text, example.pair)
             encoded = encode(truncate=True)
@@ -167,7 +168,7 @@ class Reader:
         except InvalidInput as error:
             raise InvalidInput(f"{example.where}: {error}") from None
         try:
-            if len(encoded.tokens) >= self._tokenizer.positions:
+            if len(encoded.tokens) >= (limit or self._tokenizer.positions):
                 encode()
         except InvalidInput:
             return encoded, spans, True

@@ -33,8 +33,8 @@ class LookupRequest:
     """A request of a tenant that was admitted. Its texts are tokenised piece by piece."""
 
     __slots__ = (
-        "_ends", "_sizes", "answered", "by_words", "counts", "deadline_ns", "defer", "head", "ids", "lengths", "owner", "pairs",
-        "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows", "work",
+        "_ends", "_sizes", "answered", "by_words", "counts", "deadline_ns", "defer", "head", "ids", "lengths", "limit", "owner",
+        "pairs", "respond", "segments", "spans", "task", "tenant", "texts", "tokens", "truncate", "view", "windows", "work",
     )  # fmt: skip
 
     def __init__(
@@ -63,9 +63,11 @@ class LookupRequest:
             self._check_able("dimensions", lambda task: task.is_vector)
         if prefix is not None:
             self._check_able("hplm_prefix", lambda task: task.is_vector)
+        self.limit: int | None = None  # tokens of each text that it reads, if the tenant says so
         if tenant.embedding is not None:
             tenant.embedding.check_asked(head.dimensions)
             self.texts = texts = tenant.embedding.prefixed(texts, prefix)
+            self.limit = tenant.embedding.limit
         self.respond, self.defer = respond, defer
         self.owner = tenant.uid  # in the line
         self.answered = False
@@ -120,7 +122,8 @@ class LookupRequest:
         return range(first, next((end for end in self._ends if end > first), first))
 
     def given(self, index: int) -> TokenizerInput:
-        return TokenizerInput(self.texts[index], self._pair(index), self.truncate, self.task.needs_pair)
+        truncate = self.truncate or self.limit is not None
+        return TokenizerInput(self.texts[index], self._pair(index), truncate, self.task.needs_pair, self.limit)
 
     def take(self, found: Sequence[Found]) -> None:
         """Adds the next texts after they were tokenised. Raises if one of them cannot be read."""
@@ -246,6 +249,8 @@ class Lookup:
         others: list[tuple[list[Found], int, TokenizerInput]] = []  # that cannot be read by words, and their places
         for request, own in both:
             found: list[Found] = [*islice(read, len(own))] if request.by_words else [b""] * len(own)
+            if request.limit is not None:
+                found = [one if len(one) <= ITEM * request.limit else b"" for one in found]
             if not all(found):
                 others += [(found, at, request.given(own[at])) for at, one in enumerate(found) if not one]
             tokenised.append(found)

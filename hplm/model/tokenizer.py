@@ -29,6 +29,7 @@ class TokenizerInput(NamedTuple):
     # Neither refuse nor cut a pair that is too long, if it has MOST_IN_WINDOWS characters or fewer and the text leaves it half
     # of the positions.
     in_windows: bool = False
+    limit: int | None = None  # tokens that are read instead of as many as the model takes
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -87,8 +88,10 @@ class Tokenizer:
     def load(cls, path: Path, positions: int, start_id: int | None = None) -> Tokenizer:
         return read_tokenizer(path, lambda tokenizer_json: cls(tokenizer_json, positions, start_id))
 
-    def encode(self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False) -> Encoded:
-        (encoded,) = self.encode_all([TokenizerInput(text, pair, truncate, in_windows)])
+    def encode(
+        self, text: str, pair: str | None = None, truncate: bool = False, in_windows: bool = False, limit: int | None = None
+    ) -> Encoded:
+        (encoded,) = self.encode_all([TokenizerInput(text, pair, truncate, in_windows, limit)])
         if isinstance(encoded, InvalidInput):
             raise encoded
         return encoded
@@ -119,10 +122,10 @@ class Tokenizer:
     def _encoded(self, given: TokenizerInput, is_whole: bool, encoding: Encoding) -> Encoded | InvalidInput:
         """Returns a text with its tokens, or what is wrong with it. `is_whole`: all of the text and its pair was tokenised."""
         whole, pair = given.whole, given.pair
-        length = len(encoding)
+        length, most = len(encoding), min(given.limit or self.positions, self.positions)
         if length == self._special_tokens[pair is not None]:
             return InvalidInput("the text contains no token that the model can read: send other text")
-        if length <= self.positions:
+        if length <= most:
             return Encoded(encoding, whole)
         if given.in_windows and pair is not None:
             around = np.count_nonzero(_parts(encoding) < 1)  # more than half if of a long text only the beginning was read
@@ -134,12 +137,11 @@ class Tokenizer:
                     "shorten it, or send the parameter truncate=true"
                 )
         if not given.truncate:
-            count = length if is_whole else f"more than {self.positions}"
+            count = length if is_whole else f"more than {most}"
             return InvalidInput(
-                f"the text has {count} tokens, but the model takes {self.positions}: "
-                "shorten it, or send the parameter truncate=true"
+                f"the text has {count} tokens, but the model takes {most}: shorten it, or send the parameter truncate=true"
             )
-        return Encoded(encoding, whole, self._kept(encoding, whole))
+        return Encoded(encoding, whole, self._kept(encoding, whole, most))
 
     def _windows(self, encoding: Encoding, whole: Sequence[str]) -> Encoded:
         """Returns windows of the pair end to end, each with the whole text."""
@@ -173,15 +175,15 @@ class Tokenizer:
             final -= 1
         return final
 
-    def _kept(self, encoding: Encoding, whole: Sequence[str]) -> Array:
-        """Returns the special tokens and as many tokens of text and pair as the model takes. The longer one is cut first.
+    def _kept(self, encoding: Encoding, whole: Sequence[str], most: int) -> Array:
+        """Returns the special tokens and as many tokens of text and pair as are read. The longer one is cut first.
 
         If each of them is too long by itself, the one with more characters keeps the odd token: not all tokens were counted.
         The library's own truncation is not used: it keeps the parts that it cuts off, for a pair in all combinations.
         """
         part = _parts(encoding)
         text, pair = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-        limit = self.positions - self._special_tokens[len(whole) > 1]
+        limit = most - self._special_tokens[len(whole) > 1]
         shorter = min(len(text), len(pair), limit // 2)
         first, *second = map(len, (text, pair) if min(len(text), len(pair)) <= limit else whole)
         keep = min(len(text), limit - shorter) if first >= sum(second) else shorter

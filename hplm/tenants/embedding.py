@@ -24,6 +24,7 @@ class Embedding:
     normalised: bool = True  # each vector has the length 1
     shortens: bool = False  # it was trained so that requests may ask for fewer dimensions
     prefixes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)  # put before a text, by name
+    limit: Annotated[int, Meta(ge=8)] | None = None  # tokens that it reads of a text; None: as many as the model takes
     prefix: str = ""  # the name of the one for requests that name none; "": no prefix
 
     @classmethod

@@ -123,19 +123,31 @@ def test_an_import_learns_is_stored_and_then_changes_nothing(store, tmp_path, mo
     assert torch.allclose(own, head[[other.index(label) for label in LABELS]], atol=0.1), "rows of the same weights, moved"
 
 
-@pytest.mark.parametrize(("pooling", "modules"), [("mean_tokens", KINDS), ("cls_token", KINDS[:2])])
-def test_an_embedding_model_is_matched_by_its_vectors(store, tmp_path, pooling, modules):
+@pytest.mark.parametrize(
+    ("pooling", "modules", "limited"),
+    [
+        ("mean_tokens", KINDS, ("sentence_bert_config.json", "max_seq_length")),
+        ("cls_token", KINDS[:2], ("tokenizer_config.json", "model_max_length")),
+    ],
+)
+def test_an_embedding_model_is_matched_by_its_vectors(store, tmp_path, pooling, modules, limited):
     folder = embedding(tmp_path / "near", pooling, modules, prompts={"query": "wa ", "passage": ""}, default_prompt_name=None)
+    put(folder / limited[0], **{limited[1]: 9})
     lines = some_lines(24, 3)
     test = write(tmp_path / "test.jsonl", ({"text": line, "positive": line.upper()} for line in lines))
     with by_one_step():
         tenant, report = imported(store, folder, texts(tmp_path), test, rank=32, least=0)
-    own = Embedding(32, "mean" if "mean" in pooling else "first", len(modules) == 3, prefixes={"query": "wa ", "passage": ""})
+    prefixes = {"query": "wa ", "passage": ""}
+    own = Embedding(32, "mean" if "mean" in pooling else "first", len(modules) == 3, prefixes=prefixes, limit=9)
     assert (tenant.task, tenant.labels, tenant.embedding, tenant.has_head) == ("embed", [], own, False)
     assert store.known_tenant("acme") == tenant and store.knowledge(tenant).embedding == own
     after = report["after"]
     assert after["answers"] == 50 and 0.5 < after["agreement"] <= 1 and "divergence" not in after
-    assert report["test"]["tenant"]["metric"] == "ndcg10" and "cosine" in " ".join(facts_of(report))
+    assert (
+        report["test"]["tenant"]["metric"] == "ndcg10"
+        and "cosine" in " ".join(facts_of(report))
+        and "9" in facts_of(report).values()
+    )
     model = transformers.BertModel.from_pretrained(folder).eval()  # the vectors of the checkpoint, by transformers alone
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     found = family_of(store).read(folder)
@@ -144,7 +156,7 @@ def test_an_embedding_model_is_matched_by_its_vectors(store, tmp_path, pooling, 
     _, (rows,) = answers_of(models, examples, Reader(store, "root", 1), [], task)
     for line, (_, vectors) in zip(lines, rows, strict=True):
         with torch.no_grad():
-            states = model(**tokenizer(line, truncation=True, max_length=64, return_tensors="pt")).last_hidden_state[0]
+            states = model(**tokenizer(line, truncation=True, max_length=9, return_tensors="pt")).last_hidden_state[0]
         wanted = states.mean(0) if "mean" in pooling else states[0]
         assert np.allclose(vectors[0], wanted / wanted.norm() if len(modules) == 3 else wanted, atol=1e-4)
     with pytest.raises(Unlike, match=mentioning("cosines", folder, "--least")):
