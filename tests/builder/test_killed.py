@@ -30,6 +30,7 @@ from hplm.cli.main import main
 from hplm.engine.engine import resolve_precision
 from hplm.model.windows import Window
 from hplm.plot.keys import KeySpace
+from hplm.tenants.embedding import Embedding
 from testing.random_store import random_tenant
 from tests.builder.checkpoints import SIZES, same, save_base, save_bert, save_tokenizer
 from tests.builder.importing import stores as imports
@@ -43,6 +44,7 @@ from tests.support.learning import by_one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+VECTORS = Embedding(SIZES["hidden_size"], shortens=True)
 STUDENTS = StudentOptions(2, 2, rank=2, epochs=1, learning_rate=0.1)
 
 
@@ -138,8 +140,8 @@ def anew(folder, given):
     """`hplm import --root` of two at once. They are so in one process: a kill is at a change of the disk by any of them."""
     save_base(folder / "base")
     save_tokenizer(folder / "base", SIZES["vocab_size"])
-    for name in ("one", "two"):
-        imports.tuned(folder / "models" / name)
+    imports.tuned(folder / "models/one")
+    imports.embedding(folder / "models/two")
     given("no_pictures")
     given("in_this_process")
     options = f"--root {folder}/base --from {folder}/models --at-once 2 --texts {imports.texts(folder, 60)}"
@@ -199,24 +201,28 @@ def test_a_killed_build_ends_with_the_same_bytes(tmp_path, monkeypatch, request,
 
 @pytest.fixture(scope="module")
 def original(bert, tmp_path_factory):
-    """A store with a root of a saved BERT, and labelled texts."""
+    """A store with a root of a saved BERT."""
     folder = tmp_path_factory.mktemp("original")
     texts = [corpus(folder, 1, lines=60)]
-    store, _ = build_root(str(bert), texts, folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)
-    return store, made(folder, "classify", 80, 1)
+    return build_root(str(bert), texts, folder / "store", RootOptions(name="tiny"), NO_TIME, DEVICE)[0]
 
 
-def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(original, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "name", "count", "embedding"), [("classify", "classify", 80, None), ("embed", "near", 400, VECTORS)]
+)
+def test_a_training_that_goes_on_from_a_savepoint_ends_with_the_same_numbers(
+    original, tmp_path, monkeypatch, task, name, count, embedding
+):
     """A tenant with all weights and random numbers that a training has: its adapter is cut.
 
     Trainings of one step (`tests/support/learning.py`) say of all others that they would have the same batches.
     """
-    store, file = original
-    ends = []
+    file, ends = made(tmp_path, name, count, 1), []
 
     def train(folder):
-        data = read_data(Reader(store, "root", 1), "classify", file, None, DEVICE)
-        found = finetune(PlotBody.of(store), data, TrainingOptions(rank=8, epochs=2, **CUT), folder / "learning.pt")
+        data = read_data(Reader(original, "root", 1), task, file, None, DEVICE, embedding=embedding)
+        options = TrainingOptions(rank=8, epochs=2, embedding=embedding, **CUT)
+        found = finetune(PlotBody.of(original), data, options, folder / "learning.pt")
         adapter, head = found.model.stored()
         learned = {f"{i}.{name}": part for i, layer in enumerate([*adapter, head]) for name, part in layer.items()}
         found.report["seconds"] = 0
