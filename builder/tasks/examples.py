@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,18 +13,26 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
 from builder.tables.text_files import Progress, content_suffix
 from builder.tasks.columns import AS_TRAINED, Columns
-from builder.tasks.rows import SAVE_AS, is_table, rows
+from builder.tasks.rows import SAID, SAVE_AS, from_json, is_table, rows
 from hplm.errors import InvalidInput
+from hplm.lookup.lookup import check_length
 from hplm.model.word_spans import words_of
 
-Label = Annotated[str, Meta(min_length=1)] | int
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# A server answers with labels, and many programs end a text at a NUL.
+Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\0]*$(?#no NUL)")] | Whole
 Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbers would overflow
 T = TypeVar("T")
-SAID = 40  # characters of a wrong value in an error
+LABELS = {"label", "labels", "tags", "answers", "messages"}  # names of the fields that hold labels
+FOREIGN = re.compile(r'"messages"\s*:|"labels"\s*:\s*\{')  # of other services
+Faulty = Callable[[InvalidInput], object]  # takes what is wrong with a line: raises it, or keeps it for later
+
+
+def raised(error: InvalidInput) -> None:
+    raise error
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,31 @@ class ManyLabelled(Paired, kw_only=True):
 
     def target(self) -> dict[str, Any]:
         return {"labels": tuple(dict.fromkeys(map(str, self.labels)))}
+
+
+class Message(Struct):
+    role: str
+    content: str
+
+
+class Foreign(Struct):
+    """A line as OpenAI's fine-tuning takes it, whose last answer is the label, or Mistral's, with labels of one target."""
+
+    text: str = ""
+    labels: dict[str, Label | list[Label]] = {}
+    messages: list[Message] = []
+
+    def __post_init__(self) -> None:
+        if len(self.labels) > 1:
+            raise ValueError(f"'labels' has {len(self.labels)} targets: give each a file and a tenant of its own")
+        if not self.labels and (not self.messages or self.messages[-1].role != "assistant"):
+            raise ValueError("it needs 'labels', or 'messages' of which the last one, with the role assistant, has the label")
+
+    def ours(self) -> dict[str, Any]:
+        """Returns the same line as `Classified` and `ManyLabelled` have it."""
+        asked = [message.content for message in self.messages if message.role == "user"] or [self.text]
+        (own,) = self.labels.values() or [self.messages[-1].content.strip()]
+        return {"text": asked[-1], "labels" if isinstance(own, list) else "label": own}
 
 
 class Valued(Paired, kw_only=True):
@@ -221,13 +255,20 @@ class Bare(Struct):
 Line = Document | Tagged | Written
 
 
-def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED) -> list[Example]:
-    """Returns the lines or rows of a file, at least one. `forms`: of the lines of all tasks."""
-    form = forms[task]
-    decoder, wanted = Decoder(form), f"a line for task {task} is like {form.shape}"
-    found = rows(path, form.__struct_fields__, columns, is_number=form is Valued)
-    examples = [_decoded(decoder, line, path, number, wanted, forms).example(path, number) for number, line in found]
-    if not examples:
+def read_labelled(
+    path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED, faulty: Faulty = raised
+) -> list[Example]:
+    """Returns the lines or rows of a file without the faulty ones. `forms`: of the lines of all tasks."""
+    form, examples, number = forms[task], list[Example](), 0
+    wanted = f"a line for task {task} is like {form.shape}"
+    for number, line in rows(path, form.__struct_fields__, columns, is_number=form is Valued):
+        try:
+            examples.append(_decoded(form, line, path, number, wanted, forms).example(path, number))
+            if form is not Written:  # a decoder drops the beginning of a prompt
+                check_length(examples[-1].text, examples[-1].pair, f"{path}:{number}: ")
+        except InvalidInput as error:
+            faulty(error)
+    if not number:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
     return examples
 
@@ -235,22 +276,22 @@ def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], column
 def has_labels(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Classified) -> bool:
     """Whether a file of texts has labels: those of its first line speak for all. Plain text has none. `form`: with labels."""
     _, line = next(rows(path, form.__struct_fields__, columns, has_label=False), (1, "{}"))
-    return _fits(dict[str, Any], line) and bool(msgspec.json.decode(line).keys() & {"label", "labels", "tags", "answers"})
+    return _fits(dict[str, Any], line) and not LABELS.isdisjoint(from_json(line, dict[str, Any]))
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
     """Yields the documents of files: one a line, or JSONL, CSV or Parquet with `text`; blank lines are skipped."""
     for path in paths:
-        yield from (example.text for example in _documents(path, Decoder(Document), progress))
+        yield from (example.text for example in _documents(path, Document, progress))
 
 
 def read_unlabelled(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Paired) -> Iterator[Example]:
     """Yields texts: one a line, or JSONL, CSV or Parquet, whose labels are not looked at. `form`: whose text is named."""
-    return _documents(path, Decoder(Bare), None, columns, form)
+    return _documents(path, Bare, None, columns, form)
 
 
 def _documents(
-    path: Path, decoder: Decoder[Any], progress: Progress | None = None, columns: Columns = AS_TRAINED,
+    path: Path, read: type[Document | Bare], progress: Progress | None = None, columns: Columns = AS_TRAINED,
     form: type[Line] = Document,
 ) -> Iterator[Example]:  # fmt: skip
     found = rows(path, form.__struct_fields__, columns, progress=progress, has_label=False)
@@ -258,28 +299,38 @@ def _documents(
         raise InvalidInput(f"{path} is empty: it needs one text a line")
     is_json = is_table(path) or content_suffix(path) in (".jsonl", ".json") or _fits(dict[str, Any], first[1])
     for number, line in chain([first], found):
-        yield _decoded(decoder, line, path, number).example(path, number) if is_json else Example(path, number, line)
+        yield _decoded(read, line, path, number).example(path, number) if is_json else Example(path, number, line)
+
+
+def _read(line: str, form: type[T]) -> T:
+    """Returns a line in a task's form, also one of OpenAI's or Mistral's. Raises a MsgspecError."""
+    try:
+        return from_json(line, form)
+    except msgspec.MsgspecError:
+        if form not in (Classified, ManyLabelled) or not FOREIGN.search(line):
+            raise
+    return msgspec.convert(from_json(line, Foreign).ours(), form)
 
 
 def _fits(form: type, line: str) -> bool:
     try:
-        msgspec.json.decode(line, type=form)
+        _read(line, form)
     except msgspec.MsgspecError:
         return False
     return True
 
 
 def _decoded(
-    decoder: Decoder[T], line: str, path: Path, number: int, wanted: str = f"a line is like {Document.shape}",
+    form: type[T], line: str, path: Path, number: int, wanted: str = f"a line is like {Document.shape}",
     forms: Mapping[str, type[Line]] = {},
 ) -> T:  # fmt: skip
     """`wanted` says what would fit, for an object that does not. `forms`: of tasks, of which one may fit."""
     try:
-        return decoder.decode(line)
+        return _read(line, form)
     except msgspec.MsgspecError as error:
         if not _fits(dict[str, Any], line):
             wanted = "the file needs one JSON object a line"
             wanted += f": `jq -c '.[]' {path}` writes those of an array" if line.startswith("[") else f", or {SAVE_AS}"
-        elif fits := next((task for task, form in forms.items() if _fits(form, line)), None):
+        elif fits := next((task for task, other in forms.items() if _fits(other, line)), None):
             wanted += f", and this one is for --task {fits}"
         raise InvalidInput(f"{path}:{number}: {error}: {wanted}") from None

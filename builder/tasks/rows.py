@@ -7,20 +7,30 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from builder.tables.text_files import LONGEST_LINE, Progress, check_stays, content_suffix, raw_lines
 from builder.tasks.columns import AS_TRAINED, Columns
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 
 Row = dict[str, Any]
+T = TypeVar("T")
 JSON_CELLS = "labels", "tokens", "tags", "answers"  # of a CSV: each holds a list or an object
 KNOWN = "text", "text_pair", "label", *JSON_CELLS
 ROWS_AT_ONCE = 1024
+SAID = 40  # characters of a wrong value in an error
 SEPARATORS = ",;\t"  # the one that is most often in the header counts
 SAVE_AS = "save it as JSON lines (.jsonl), CSV (.csv) or Parquet (.parquet)"
+
+
+def from_json(line: str, form: type[T]) -> T:
+    """Returns what a line says. Raises a MsgspecError if it is not of this form."""
+    try:
+        return msgspec.json.decode(line, type=form)
+    except RecursionError:
+        raise msgspec.DecodeError("it has lists or objects within each other, too deep to be read") from None
 
 
 def is_table(path: Path) -> bool:
@@ -54,9 +64,10 @@ def rows(
             else:
                 is_missing = (is_given and is_table(path)) if own == "text_pair" else has_label
             if is_missing:
+                known = some([repr(name[:SAID]) for name in row]) or "none"
                 raise InvalidInput(
-                    f"{path}:{number}: there is no column {column!r}, but {', '.join(map(repr, row)) or 'none'}: rename one, "
-                    f"or name it with {option}, where the command has it"
+                    f"{path}:{number}: there is no column {column!r}, but {known}: rename one, or name it with {option}, where "
+                    "the command has it"
                 )
         if path.suffix != ".parquet" and is_table(path):
             chosen = _of_cells(path, number, chosen, (*JSON_CELLS, "label") if is_number else JSON_CELLS)
@@ -78,7 +89,7 @@ def _found(path: Path, progress: Progress | None) -> Iterable[tuple[int, Row | s
 def _objects(path: Path, progress: Progress | None) -> Iterator[tuple[int, Row | str]]:
     for number, line in lines(path, progress):
         try:
-            yield number, msgspec.json.decode(line, type=Row)
+            yield number, from_json(line, Row)
         except msgspec.MsgspecError:
             yield number, line
 
@@ -88,7 +99,7 @@ def _of_cells(path: Path, number: int, row: Row, read: tuple[str, ...]) -> Row:
     found = {name: cell for name, cell in row.items() if cell or name != "text_pair"}
     for name in found.keys() & set(read):
         try:
-            found[name] = msgspec.json.decode(found[name])
+            found[name] = from_json(found[name], object)
         except msgspec.DecodeError as error:
             like = "0.5" if name == "label" else '["...", "..."]'
             raise InvalidInput(f"{path}:{number}: column {name!r} needs JSON in a CSV, such as {like}: {error}") from None
@@ -103,7 +114,7 @@ def _cells(path: Path, progress: Progress | None) -> Iterator[tuple[int, Row]]:
     try:
         header = [name.strip() for name in next(reader, [])]
         if twice := next((name for name in header if header.count(name) > 1), None):
-            raise InvalidInput(f"{path}: two columns are named {twice!r}: rename one")
+            raise InvalidInput(f"{path}: two columns are named {twice[:SAID]!r}: rename one")
         for cells in filter(any, reader):
             if len(cells) != len(header):
                 raise InvalidInput(
@@ -126,7 +137,7 @@ def _parquet(path: Path, progress: Progress | None) -> Iterator[tuple[int, Row]]
     try:
         batches = polars.scan_parquet(path, glob=False).collect_batches(chunk_size=ROWS_AT_ONCE, maintain_order=True)
         yield from enumerate(chain.from_iterable(batch.iter_rows(named=True) for batch in batches), start=1)
-    except polars.exceptions.PolarsError as error:
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise InvalidInput(f"{path} is truncated or no Parquet file ({error}): download or write it again") from None
     if progress is not None:
         progress(path.stat().st_size)

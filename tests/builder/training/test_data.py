@@ -28,6 +28,11 @@ from tests.support.message import mentioning, mentions
 
 SQUAD = {"text": "who?", "text_pair": "the old man", "answers": {"text": ["old man", "man"], "answer_start": [4, 8]}}
 
+CHAT = [
+    {"role": "system", "content": "sort"}, {"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"},
+    {"role": "user", "content": "my card"}, {"role": "assistant", "content": "lost\n"},
+]  # fmt: skip
+
 
 def raw(folder, content):
     path = folder / "data.jsonl"
@@ -44,6 +49,14 @@ def raw(folder, content):
         ("multilabel", '{"text": "a", "labels": ["x", 2, "x"]}', {"labels": ("x", "2")}),
         ("multilabel", '{"text": "a", "labels": []}', {"labels": ()}),
         ("regress", '{"text": "a", "text_pair": "b", "label": 3}', {"value": 3.0, "pair": "b"}),
+        ("classify", json.dumps({"messages": CHAT}), {"text": "my card", "labels": ("lost",)}),  # OpenAI's
+        ("classify", '{"text": "a", "labels": {"intent": "x"}}', {"labels": ("x",)}),  # Mistral's
+        (
+            "multilabel",
+            json.dumps({"messages": CHAT, "labels": {"mood": ["x", "y"]}}),
+            {"text": "my card", "labels": ("x", "y")},
+        ),
+        ("classify", '{"text": "a", "label": "x", "messages": 1, "labels": {"i": "y"}}', {"text": "a", "labels": ("x",)}),
         ("span", json.dumps(SQUAD), {"answers": ((4, 11), (8, 11))}),
         ("span", json.dumps({**SQUAD, "answers": {"text": [], "answer_start": []}}), {"answers": ()}),
         ("span", json.dumps({**SQUAD, "answers": {"text": [" old "], "answer_start": [3]}}), {"answers": ((4, 7),)}),
@@ -71,6 +84,15 @@ def test_each_task_reads_its_own_form(tmp_path, task, content, read):
         ("classify", b'{"text": "a", "label": "x"}\n\x00\x01\x02', "data.jsonl:2"),
         ("classify", b'{"text": "caf\xe9", "label": "x"}', "data.jsonl:1 UTF-8 14"),
         ("classify", '{"text": "a", "label": ""}', "data.jsonl:1 label length"),
+        ("classify", json.dumps({"text": "a", "label": "x" * 257}), "data.jsonl:1 label 256"),
+        ("classify", '{"text": "a", "label": "x\\u0000"}', "data.jsonl:1 label NUL"),
+        ("classify", f'{{"text": "a", "label": {"1" * 30}}}', "data.jsonl:1 label"),
+        ("classify", json.dumps({"text": "a" * 100_001, "label": "x"}), "data.jsonl:1 100,000 characters"),
+        ("classify", '{"text": "a", "label": "x", "more": ' + "[" * 10_000, "data.jsonl:1 deep JSON"),
+        ("multilabel", '{"text": "a", "labels": {"x": "y", "z": "y"}}', "data.jsonl:1 'labels' 2 targets"),
+        ("classify", json.dumps({"messages": CHAT[:4]}), "data.jsonl:1 'messages' assistant"),
+        ("classify", json.dumps({"messages": [{"role": "user"}]}), "data.jsonl:1 `content` $.messages"),
+        ("multilabel", json.dumps({"messages": CHAT}), "data.jsonl:1 `labels` --task classify"),
         ("tag", '{"tokens": ["a", "b"], "tags": ["O"]}', "data.jsonl:1 2 tags"),
         ("tag", '{"tokens": [], "tags": []}', "data.jsonl:1 tokens length"),
         ("tag", '{"tokens": ["a", "b c"], "tags": ["O", "O"]}', "data.jsonl:1 2 'b c'"),
