@@ -12,7 +12,7 @@ from hplm_client.errors import HplmClientError
 from hplm_client.generation import Generated, Piece
 
 if TYPE_CHECKING:
-    from hplm_client.calls import Transport
+    from hplm_client.models import Transport
 
 T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]

@@ -28,14 +28,12 @@ from hplm_client.errors import (
     listing,
 )
 from hplm_client.generation import Generated, Messages, Outputs, Piece, Prompt
+from hplm_client.models import models_of, tenants_of
 from hplm_client.retry import Attempts
 from hplm_client.settings import ClientSettings, Protocol
 
 if TYPE_CHECKING:
-    from hplm_client.transports.grpc import GrpcCalls
-    from hplm_client.transports.http_calls import HttpCalls
-
-    Transport = HttpCalls | GrpcCalls
+    from hplm_client.models import Transport
 
 NONE: Mapping[str, wire.Value] = MappingProxyType({})
 T = TypeVar("T")
@@ -285,27 +283,19 @@ class Calls(Generic[One, Many, Whole, Stream]):
         """Returns the models that list tenants, and which are known to be decoders."""
         if self._named is not None:
             return [(self._named, False)]
-        transport, seconds = self._transport(), self._settings.network_timeout
         with listing("backbones"):
-            statistics = await transport.statistics(seconds)
-            others = wire.others_in(statistics)
-            decoders = [name for name in others if generation.reads_prompts(await transport.metadata(name, seconds))]
-        return [*((name, False) for name in wire.backbones_in(statistics)), *((name, True) for name in decoders)]
+            decoders, encoders = await models_of(self._transport(), self._settings.network_timeout)
+        return [*((name, False) for name in encoders), *((name, True) for name in decoders)]
 
     async def _listed(
         self, backbone: str, is_decoder: bool, tenant: str | None, key: str | None, seconds: float
     ) -> list[Tenant]:
-        transport = self._transport()
-        if not is_decoder:
-            try:
-                return wire.listed_in(
-                    await transport.infer(backbone, wire.encode_listing(tenant, key), None, seconds), backbone
-                )
-            except HplmClientError as error:
-                if not any(sign in str(error) for sign in OF_A_DECODER):
-                    raise
-        responses = transport.generate(backbone, generation.Listing(tenant=tenant or "", key=key), None, seconds)
-        return generation.listed_in([response async for response in responses], backbone)
+        try:
+            return await tenants_of(self._transport(), backbone, is_decoder, tenant, key, seconds)
+        except HplmClientError as error:
+            if is_decoder or not any(sign in str(error) for sign in OF_A_DECODER):
+                raise
+        return await tenants_of(self._transport(), backbone, True, tenant, key, seconds)
 
     async def _find_backbone(self, seconds: float = math.inf) -> str:
         transport, seconds = self._transport(), min(seconds, self._settings.network_timeout)
@@ -324,8 +314,7 @@ class Calls(Generic[One, Many, Whole, Stream]):
             return self._named
         if not self._decoders:
             with listing("models"):
-                names = wire.others_in(await transport.statistics(seconds))
-                self._decoders = [name for name in names if generation.reads_prompts(await transport.metadata(name, seconds))]
+                self._decoders = (await models_of(transport, seconds)).decoders
         if not self._decoders:
             raise NoBackbone("the server has no decoder that is ready: only decoders generate text")
         for decoder in self._decoders[:-1]:

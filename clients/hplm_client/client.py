@@ -11,7 +11,7 @@ from hplm_client.calls import Calls
 from hplm_client.generation import Generated, Piece
 
 if TYPE_CHECKING:
-    from hplm_client.calls import Transport
+    from hplm_client.models import Transport
 
 T = TypeVar("T")
 

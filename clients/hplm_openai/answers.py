@@ -1,4 +1,4 @@
-"""Writes answers in OpenAI's form: whole, and as the chunks of a stream."""
+"""Writes answers: what many have, and those to prompts in OpenAI's form, whole and as the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hplm_client import generation
-from hplm_client.answer import Tenant
+from hplm_client.answer import Answer, Tenant
 from hplm_client.generation import Outputs, Piece
 from hplm_openai.completion_request import CompletionRequest
 
@@ -29,6 +29,25 @@ def model_of(tenant: Tenant) -> dict[str, Any]:
     return {"id": tenant.name, "object": "model", "created": 0, "owned_by": tenant.backbone, **own}
 
 
+def named(prefix: str, tenant: Tenant, **fields: Any) -> dict[str, Any]:
+    """Returns an answer of a tenant with an id of its own."""
+    return {"id": f"{prefix}-{_new_id()}", "model": tenant.name, **fields}
+
+
+def in_list(prefix: str, tenant: Tenant, data: list[Any], answers: list[Answer]) -> dict[str, Any]:
+    """Returns answers as OpenAI's and vLLM's lists have them."""
+    return named(prefix, tenant, object="list", created=int(time.time()), data=data, usage=usage(answers))
+
+
+def usage(answers: list[Answer]) -> dict[str, int]:
+    tokens = sum(answer.tokens or 0 for answer in answers)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)
+
+
 @dataclass
 class AnswerWriter(ABC):
     """The answer to one request in OpenAI's form. It counts the tokens that it has sent."""
@@ -36,7 +55,7 @@ class AnswerWriter(ABC):
     request: CompletionRequest
     prefix = ""  # of the answer's id
     whole_kind = chunk_kind = ""  # of object
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    id: str = field(default_factory=_new_id)
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])  # of each prompt
     tokens: int = 0

@@ -19,19 +19,17 @@ from starlette.types import ASGIApp
 from hplm_client.errors import HplmClientError
 from hplm_client.generation import Outputs, only
 from hplm_client.settings import TENANT_HEADER
-from hplm_client.wire import Value
-from hplm_openai.answers import AnswerWriter, ChatWriter, CompletionWriter, model_of
+from hplm_openai.answers import model_of
 from hplm_openai.backbones import Backbones
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
-from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint
+from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint, Writing
 from hplm_openai.errors import Refused, refusal, wrong
 from hplm_openai.fields import check_model, key_in, shown
-from hplm_openai.requests import read_chat, read_completion
 
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"
-ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived
+ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived, so that the server counts its times from then
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,16 @@ class Gateway:
         self._limits = limits
 
     def app(self) -> ASGIApp:
+        answers = {path: partial(self._write, writing=one) for path, one in CHATS.items()}
+        answers |= {path: partial(self._encode, endpoint=one) for path, one in ENDPOINTS.items()}
         app = Starlette(
             routes=[
                 Route(HEALTH, self._health, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-                Route("/v1/completions", self._completions, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 *(
-                    Route(path, partial(self._encode, endpoint=endpoint), methods=["POST"])
-                    for own, endpoint in ENDPOINTS.items()
+                    Route(path, answer, methods=["POST"])
+                    for own, answer in answers.items()
                     for path in dict.fromkeys((own, OF_TENANT + own.removeprefix(OF_TENANT)))
                 ),
             ],
@@ -87,19 +85,10 @@ class Gateway:
         check_model(name)
         return JSONResponse(model_of(await while_connected(request.receive, self._backbones.find(name, _key_of(request)))))
 
-    async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, read_completion, CompletionWriter)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, partial(read_chat, usual_tokens=self._limits.usual_tokens), ChatWriter)
-
-    async def _answer(
-        self, request: Request, read: Callable[..., list[CompletionRequest]], kind: type[AnswerWriter]
-    ) -> Response:
-        key = _key_of(request)
-        several, more = read(await read_body(request, self._limits.largest_body), key), _arrived_in(request)
-        several = [replace(asked, id=request.state.id, more={**asked.more, **more}) for asked in several]
-        answer = kind(several[0])
+    async def _write(self, request: Request, writing: Writing) -> Response:
+        body, own = await self._read(request)
+        several = [replace(asked, **own) for asked in writing.read(body, self._limits.usual_tokens)]
+        answer = writing.writer(several[0])
         responses = together([self._backbones.ask(asked) for asked in several])
         try:
             if not answer.request.stream:
@@ -111,10 +100,15 @@ class Gateway:
         return Events(answer, first, responses)
 
     async def _encode(self, request: Request, endpoint: Endpoint) -> Response:
+        body, own = await self._read(request)
+        return JSONResponse(await while_connected(request.receive, self._backbones.infer(endpoint, body, **own)))
+
+    async def _read(self, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the body of a request, and what else it says: whom it asks, with which key, id, and time of arrival."""
         key, body = _key_of(request), await read_body(request, self._limits.largest_body)
-        own = self._backbones.infer(_model_of(request, body), key, endpoint, body, request.state.id, _arrived_in(request))
-        question, answers = await while_connected(request.receive, own)
-        return JSONResponse(question.write(answers))
+        arrived = request.headers.getlist(ARRIVED)
+        more = {ARRIVED: ", ".join(arrived)} if arrived else {}
+        return body, {"tenant": _model_of(request, body), "key": key, "id": request.state.id, "more": more}
 
 
 async def _whole(responses: AsyncGenerator[Numbered], count: int) -> list[Outputs]:
@@ -139,12 +133,6 @@ def _model_of(request: Request, body: Mapping[str, Any]) -> str:
     if len(set(named)) > 1:
         raise wrong(f"the request names several models ({', '.join(map(shown, named))}): name one", "model")
     return named[0]
-
-
-def _arrived_in(request: Request) -> dict[str, Value]:
-    """Returns when a request arrived, so that the server counts its times from then."""
-    arrived = request.headers.getlist(ARRIVED)
-    return {ARRIVED: ", ".join(arrived)} if arrived else {}
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from hplm_client import AsyncHplmClient, generation, wire
+from hplm_client import AsyncHplmClient, generation
 from hplm_client.answer import Answer, Tenant
+from hplm_client.calls import NONE
 from hplm_client.errors import ConnectionFailed, NoBackbone, NoTenant
-from hplm_client.generation import Listing, Outputs
+from hplm_client.generation import Outputs
+from hplm_client.models import Models, models_of, tenants_of
 from hplm_client.settings import ClientSettings
 from hplm_client.transports.grpc import AsyncGrpcTransport
+from hplm_client.wire import Value
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.endpoints import GENERATE, Endpoint, Question, Tasks, wrong_task
+from hplm_openai.endpoints import WRITES, Endpoint, Tasks, wrong_task
 
 SECONDS_KNOWN = 5.0  # how long the server's lists of models and tenants are used; they change
 SECONDS_TO_FIND = 10.0
 NONE_READY = "the server has no backbone that is ready"
-WRITES = (GENERATE,)  # the tasks of decoders
+T = TypeVar("T")
 MOST_HOMES = 10_000  # tenants whose backbone is remembered
-
-
-class Models(NamedTuple):
-    decoders: list[str]
-    encoders: list[str]
 
 
 class Backbones:
@@ -61,35 +59,42 @@ class Backbones:
 
     async def ask(self, request: CompletionRequest) -> AsyncGenerator[Outputs]:
         """Yields the responses of the first decoder that has the tenant. To close the generator cancels the request."""
-        while True:
-            home, is_remembered = await self._home(request.tenant, request.key, WRITES)
-            name = home.backbone
-            async with aclosing(self._transport.generate(name, request, request.timeout_us, self._seconds)) as responses:
-                try:
-                    first = generation.first_response(await anext(responses, None), name)
-                except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
-                    self._homes.pop((request.tenant, request.key, WRITES), None)
-                    if not is_remembered:
-                        raise
-                    continue
-                yield first
-                async for response in responses:
-                    yield response
-                return
+
+        async def begin(home: Tenant) -> tuple[Outputs, AsyncGenerator[Outputs]]:
+            responses = self._transport.generate(home.backbone, request, request.timeout_us, self._seconds)
+            return generation.first_response(await anext(responses, None), home.backbone), responses
+
+        first, responses = await self._at_home(request.tenant, request.key, WRITES, begin)
+        async with aclosing(responses):
+            yield first
+            async for response in responses:
+                yield response
 
     async def infer(
-        self, tenant: str, key: str | None, endpoint: Endpoint, body: Mapping[str, Any], id: str, more: Mapping[str, wire.Value]
-    ) -> tuple[Question, list[Answer]]:
-        """Returns what an endpoint asks the first encoder that has the tenant, and the answers. `more`: parameters."""
+        self, endpoint: Endpoint, body: Mapping[str, Any], tenant: str, key: str | None, id: str, more: Mapping[str, Value]
+    ) -> Any:
+        """Returns the answer of an endpoint by the first encoder that has the tenant. `more`: parameters."""
+
+        async def answer(home: Tenant) -> Any:
+            async def ask(parameters: Mapping[str, Value] = NONE, **asked: Any) -> list[Answer]:
+                own = {"tenant": tenant, "api_key": key, "request_id": id, "parameters": {**parameters, **more}}
+                return await self._client(home.backbone).infer_batch(**asked, **own)
+
+            if not home.task:  # the backbone counts and refuses it
+                await ask(texts=["a"])
+                raise NoTenant("no such tenant")
+            return await endpoint.answer(body, home, ask)
+
+        return await self._at_home(tenant, key, endpoint.tasks, answer)
+
+    async def _at_home(self, tenant: str, key: str | None, tasks: Tasks, act: Callable[[Tenant], Awaitable[T]]) -> T:
+        """Returns what `act` does with the tenant; once more if it is not where it was found before."""
         while True:
-            home, is_remembered = await self._home(tenant, key, endpoint.tasks)
-            question = endpoint.question(body, home)
-            parameters = {**question.asked.get("parameters", {}), **more}
-            asked = {**question.asked, "tenant": tenant, "api_key": key, "request_id": id, "parameters": parameters}
+            home, is_remembered = await self._home(tenant, key, tasks)
             try:
-                return question, await self._client(home.backbone).infer_batch(**asked)
-            except (NoTenant, NoBackbone):
-                self._homes.pop((tenant, key, endpoint.tasks), None)
+                return await act(home)
+            except (NoTenant, NoBackbone):  # no backbone: it was unloaded meanwhile
+                self._homes.pop((tenant, key, tasks), None)
                 if not is_remembered:
                     raise
 
@@ -154,13 +159,9 @@ class Backbones:
 
     async def _listed(self, name: str, tenant: str | None, key: str | None) -> list[Tenant]:
         """Returns the tenants of a backbone that a key opens. `tenant`: only this one."""
+        is_decoder = self._known is None or name not in self._known.encoders
         try:
-            if self._known is not None and name in self._known.encoders:
-                request = wire.encode_listing(tenant, key)
-                return wire.listed_in(await self._transport.infer(name, request, None, SECONDS_TO_FIND), name)
-            listing = Listing(tenant=tenant or "", key=key)
-            responses = [one async for one in self._transport.generate(name, listing, None, SECONDS_TO_FIND)]
-            return generation.listed_in(responses, name)
+            return await tenants_of(self._transport, name, is_decoder, tenant, key, SECONDS_TO_FIND)
         except NoBackbone:  # it was unloaded meanwhile
             return []
 
@@ -179,15 +180,5 @@ class Backbones:
         return await asyncio.shield(renewing)  # others may wait for it too
 
     async def _renewed(self) -> Models:
-        statistics = await self._transport.statistics(SECONDS_TO_FIND)
-        others = wire.others_in(statistics)
-        are_decoders = await asyncio.gather(*map(self._is_decoder, others))
-        decoders = [name for name, is_decoder in zip(others, are_decoders, strict=True) if is_decoder]
-        self._known = Models(decoders, wire.backbones_in(statistics))
+        self._known = await models_of(self._transport, SECONDS_TO_FIND)
         return self._known
-
-    async def _is_decoder(self, model: str) -> bool:
-        try:
-            return generation.reads_prompts(await self._transport.metadata(model, SECONDS_TO_FIND))
-        except NoBackbone:  # it was unloaded meanwhile
-            return False

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from hplm_client.generation import inputs_of
+from hplm_client.generation import Messages, Prompt
 from hplm_client.wire import Value
 
 
 @dataclass(frozen=True)
-class CompletionRequest:
-    """One request to a decoder. Either `text`, `messages` or `token_ids` is given."""
+class CompletionRequest(Prompt):
+    """Has either `text`, `messages` or `token_ids`."""
 
-    tenant: str = ""
     text: str | None = None
-    messages: str | None = None  # JSON
+    messages: Messages | None = None
+    tenant: str = ""
     token_ids: str | None = None  # JSON
-    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    stream: bool = False
     include_usage: bool = False  # a stream ends with the counts of tokens
     timeout_us: int | None = None
     more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
     usual_tokens: int | None = None  # the gateway's `max_tokens`, for a request without one
-    key: str | None = field(default=None, repr=False)
-    id: str | None = None  # by which Triton names it
+
+    def __post_init__(self) -> None:
+        """The gateway has checked it."""
 
     @property
     def logprobs(self) -> int | None:
@@ -46,7 +44,7 @@ class CompletionRequest:
 
     def inputs(self) -> dict[str, str | bool]:
         ids = {} if self.token_ids is None else {"token_ids": self.token_ids}
-        return {**inputs_of(self.text, self.messages, self.sampling, self.stream), **ids}
+        return {**super().inputs(), **ids}
 
     def parameters(self) -> dict[str, Value]:
-        return {"tenant": self.tenant, **self.more}
+        return {**super().parameters(), **self.more}

@@ -1,19 +1,30 @@
-"""Reads what all requests have: their key, their model, and fields of one value."""
+"""Reads the fields of a request. Each function takes one of those that were given; what is left is unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from hplm_client.answer import Answer
 from hplm_openai.errors import Refused, wrong
 
 LONGEST_NAME = 256  # characters of a model's name
 MOST_TEXTS = 2048  # of one request, as OpenAI has it
-# Fields that no answer depends on here, which are not read.
+# Fields that no answer depends on here. Of them only `model` is read, before all others.
 IGNORED = {
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key",
-    "safety_identifier",
+    "model", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity",
+    "prompt_cache_key", "safety_identifier",
 }  # fmt: skip
+# Values that ask for nothing. Those from the third line on are vLLM's, TEI's, and Hugging Face's.
+NEUTRAL: dict[str, list[Any]] = {
+    "best_of": [1], "suffix": [""], "stop": [""], "modalities": [["text"]], "response_format": [{"type": "text"}],
+    "tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"],
+    "skip_special_tokens": [True], "add_generation_prompt": [True], "add_special_tokens": [True], "padding": ["do_not_pad"],
+    "truncation_side": ["right"], "truncation_direction": ["right", "Right"], "handle_impossible_answer": [True, False],
+}  # fmt: skip
+TOOLS = {"tools", "tool_choice", "functions", "function_call"}
+Given = dict[str, Any]
+Ask = Callable[..., Awaitable[list[Answer]]]  # asks a tenant; takes arguments of our client's `infer_batch`
 
 
 def key_in(headers: list[str]) -> str | None:
@@ -27,18 +38,29 @@ def key_in(headers: list[str]) -> str | None:
     return key or None
 
 
-def given_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that were given. As with OpenAI, null is as good as nothing."""
-    return {name: value for name, value in body.items() if value is not None and name not in IGNORED}
-
-
 def check_model(model: Any, way: str = "") -> None:
     """Raises if this is no tenant's name. `way`: another one to name it."""
     if not isinstance(model, str) or not 0 < len(model) <= LONGEST_NAME or "\0" in model:  # Triton would end it there
         raise wrong(f"the model is no name: send the name of a tenant, such as GET /v1/models lists{way}", "model")
 
 
-def deadline_in(given: dict[str, Any]) -> float | None:
+def given_in(body: Mapping[str, Any]) -> Given:
+    """Returns the fields that were given, and ask for something. As with OpenAI, null is as good as nothing."""
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in IGNORED and value not in NEUTRAL.get(name, [])
+    }
+
+
+def check_no_other(given: Given) -> None:
+    """Raises if there is a field that nobody has taken."""
+    for name in given:
+        way = "describe the answer by 'response_format' instead" if name in TOOLS else "leave it out"
+        raise wrong(f"the field {shown(name)} is unknown, or not supported with this value: {way}", name[:LONGEST_NAME])
+
+
+def deadline(given: Given) -> float | None:
     """Takes the milliseconds that the whole answer may take."""
     value = given.pop("deadline_ms", None)
     if value is not None and (type(value) not in (int, float) or not 0 < value <= 1e9):
@@ -46,47 +68,51 @@ def deadline_in(given: dict[str, Any]) -> float | None:
     return value
 
 
-def priority_in(given: dict[str, Any]) -> int | None:
-    value = given.pop("priority", None)
-    if value is not None and (type(value) is not int or not -(2**31) <= value < 2**31):
-        raise wrong(f"'priority' is {shown(value)}: give a whole number of 32 bits", "priority")
-    return value
+def priority(given: Given) -> int | None:
+    return whole(given, "priority", -(2**31))
 
 
-def texts(given: dict[str, Any], name: str) -> list[str]:
+def texts(given: Given, name: str) -> list[str]:
     """Takes a text, or a list of texts."""
     value = given.pop(name, None)
     found = value if isinstance(value, list) else [value]
-    if not 0 < len(found) <= MOST_TEXTS or not all(isinstance(one, str) for one in found):
+    if not 0 < len(found) <= MOST_TEXTS or not are_texts(found):
         raise wrong(f"{name!r} is no text, and no list of 1 to {MOST_TEXTS:,} texts: send that", name)
     return found
 
 
-def text(given: dict[str, Any], name: str) -> str:
+def are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def text(given: Given, name: str) -> str:
     value = given.pop(name, None)
     if not isinstance(value, str):
         raise wrong(f"{name!r} is no text: send one", name)
     return value
 
 
-def whole(given: dict[str, Any], name: str, least: int) -> int | None:
-    """Takes a whole number of this or more; None if it was not given."""
+def whole(given: Given, name: str, least: int) -> int | None:
+    """Takes a whole number of 32 bits, this or more; None if it was not given."""
     value = given.pop(name, None)
-    if value is not None and (type(value) is not int or value < least):
-        raise wrong(f"{name!r} is {shown(value)}: give a whole number from {least} on", name)
+    if value is not None and (type(value) is not int or not least <= value < 2**31):
+        raise wrong(f"{name!r} is {shown(value)}: give a whole number from {least:,} to {2**31 - 1:,}", name)
     return value
 
 
-def flag(given: dict[str, Any], name: str, otherwise: bool = False) -> bool:
+def flag(given: Given, name: str, otherwise: bool = False) -> bool:
     value = given.pop(name, otherwise)
     if type(value) is not bool:
         raise wrong(f"{name!r} is {shown(value)}: give true or false", name)
     return value
 
 
-def unknown(name: str, way: str) -> Refused:
-    """Returns the refusal of a field."""
-    return wrong(f"the field {shown(name)} is unknown, or not supported with this value: {way}", name[:LONGEST_NAME])
+def choice(given: Given, name: str, *values: Any) -> Any:
+    """Takes one of these values. The first is that of a request without the field."""
+    value = given.pop(name, values[0])
+    if value not in values:
+        raise wrong(f"{name!r} is {shown(value)}: give {' or '.join(map(repr, values))}", name)
+    return value
 
 
 def shown(value: Any) -> str:

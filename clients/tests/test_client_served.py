@@ -136,7 +136,7 @@ def test_a_model_that_was_unloaded_is_no_backbone(server):
         with pytest.raises(NoBackbone):
             await transport.metadata("hplm", PATIENCE)
         with pytest.raises(NoBackbone):
-            await anext(transport.generate("hplm", CompletionRequest("plain", "a"), None, PATIENCE))
+            await anext(transport.generate("hplm", CompletionRequest("a", tenant="plain"), None, PATIENCE))
         await transport.close()
 
     headers = dict([server.server.admin_header])

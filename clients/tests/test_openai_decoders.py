@@ -76,7 +76,7 @@ def use(act, named=(), clock=None, **given):
 
 
 async def ask(decoders, tenant="a"):
-    return [response["text_output"][0] async for response in decoders.ask(CompletionRequest(tenant, "a"))]
+    return [response["text_output"][0] async for response in decoders.ask(CompletionRequest("a", tenant=tenant))]
 
 
 async def outcome(decoders, tenant):

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def _asked(path: str, body: bytes) -> CompletionRequest:
         return {"type": "http.request", "body": body}
 
     read = LOOP.run_until_complete(read_body(HttpRequest({"type": "http", "headers": []}, receive), 10**6))
-    return (read_completion(read, None) if path == "completions" else read_chat(read, None, 16))[0]
+    return replace((read_completion if path == "completions" else read_chat)(read, 16)[0], tenant=read["model"])
 
 
 def command(commands: Commands, command: str, name: str, value: Any) -> Said:

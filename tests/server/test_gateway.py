@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from hplm_client import HplmClient
-from hplm_openai.endpoints import ALL
+from hplm_openai.labels import ALL
 from testing.toy import random_text
 from tests.support.needed import needs_program
 from tests.support.wait import PATIENCE
