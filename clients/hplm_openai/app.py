@@ -22,7 +22,7 @@ from hplm_client.settings import TENANT_HEADER
 from hplm_openai.answers import model_of
 from hplm_openai.backbones import Backbones
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected
+from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected, whole
 from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint, Writing
 from hplm_openai.errors import Refused, refusal, wrong
 from hplm_openai.fields import check_model, key_in, shown
@@ -92,7 +92,7 @@ class Gateway:
         responses = together([self._backbones.ask(asked) for asked in several])
         try:
             if not answer.request.stream:
-                return JSONResponse(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
+                return await whole(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
             # The first response is awaited here, so that an error before it has a status of its own.
             first = await while_connected(request.receive, anext(responses))
         except HplmClientError as error:
@@ -101,7 +101,7 @@ class Gateway:
 
     async def _encode(self, request: Request, endpoint: Endpoint) -> Response:
         body, own = await self._read(request)
-        return JSONResponse(await while_connected(request.receive, self._backbones.infer(endpoint, body, **own)))
+        return await whole(await while_connected(request.receive, self._backbones.infer(endpoint, body, **own)))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the body of a request, and what else it says: whom it asks, with which key, id, and time of arrival."""

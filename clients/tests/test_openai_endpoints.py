@@ -1,5 +1,6 @@
 """The gateway's endpoints for encoders: requests, answers and errors in the forms of seven interfaces, before a fake Triton."""
 
+import asyncio
 import base64
 import json
 import math
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from openai_fakes import ENCODED, LOGITS, Tenants, gateway
 
+from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT
 from tests.support.message import mentions
 from tests.support.needed import needs_program
@@ -333,6 +335,44 @@ def test_long_lists_are_answered_in_order_up_to_a_limit(served):
     texts = ["a" * (number % 999) for number in range(2048)]
     answer = ask(served, "/score", model="near", text_1="", text_2=texts, use_activation=False)
     assert [one["score"] for one in answer["data"]] == [*map(len, texts)]
+
+
+LONG = [[0.5, -0.25]] * 2048
+
+
+@pytest.mark.parametrize(
+    "answer", [LONG, {"id": "a", "data": [{"embedding": one} for one in LONG], "usage": {"é": None}}, [], {}]
+)
+def test_other_requests_go_on_while_a_long_answer_is_written(answer):
+    class Answering:
+        async def infer(self, *_, **__):
+            return answer
+
+        async def close(self):
+            pass
+
+    async def written():
+        """Returns the body, and how often the event loop turned meanwhile."""
+        gateway, parts, turns = Gateway(Answering, RequestLimits()), [], 0
+        scope = {"type": "http", "method": "POST", "path": "/models/a/embed", "headers": [], "query_string": b""}
+        messages = iter([{"type": "http.request", "body": b"{}"}])
+
+        async def receive():
+            return next(messages, None) or await asyncio.Future()
+
+        async def send(part):
+            parts.append(part.get("body", b""))
+
+        async with gateway._lifespan(None):
+            asked = asyncio.create_task(gateway.app()(scope, receive, send))
+            while not asked.done():
+                await asyncio.sleep(0)
+                turns += 1
+            await asked
+        return b"".join(parts), turns
+
+    body, turns = asyncio.run(written())
+    assert json.loads(body) == answer and turns >= (len(LONG) if answer else 0)
 
 
 def test_a_client_that_goes_frees_its_place():
