@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from tqdm import tqdm
 
+from hplm.memory import machine_memory
 from hplm.placement.measuring import fingerprint
 
 LEAST_ROUNDS = 3
@@ -66,8 +67,8 @@ def threads(count: int) -> Iterator[None]:
 
 
 def machine() -> dict[str, str | int | float]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    own = {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1), "python": platform.python_version()}
+    memory, cores = machine_memory()[0] / 2**30, len(os.sched_getaffinity(0))
+    own = {"cores": cores, "memory_gib": round(memory, 1), "python": platform.python_version()}
     return {**fingerprint(), **own}
 
 

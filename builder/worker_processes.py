@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import ParamSpec, TypeVar
@@ -22,6 +21,7 @@ import torch
 
 from builder.console import say
 from hplm.errors import HplmError, kind_of
+from hplm.memory import machine_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,19 +38,7 @@ def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH, waiting: int =
 
     `waiting`: how many of them wait for something most of the time, and need no core of their own.
     """
-    return max(1, min(wanted, len(os.sched_getaffinity(0)) + waiting, _available() // bytes_each))
-
-
-def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the free bytes of the machine or, in a container, of its limit. Cached file pages count as free."""
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-    available = 1024 * int(told["MemAvailable"].split()[0])
-    try:
-        limit, used = ((group / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
-        pages = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
-    except FileNotFoundError:  # no container, or an older kernel
-        return available
-    return available if limit == "max" else min(available, int(limit) - int(used) + int(pages["inactive_file"]))
+    return max(1, min(wanted, len(os.sched_getaffinity(0)) + waiting, machine_memory()[1] // bytes_each))
 
 
 class Killed(HplmError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.cli.served import StateLocation, checked_state
+from hplm.memory import machine_memory
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -43,7 +44,7 @@ def doctor(
 
         model_names(repository)
         findings.append(checks.tenants(repository, state, is_open))
-        findings += memory.decoders(repository, state, memory.machine_memory())
+        findings += memory.decoders(repository, state, machine_memory()[0])
     problems = [finding.check for finding in findings if finding.status == checks.PROBLEM]
     for finding in findings:
         print(f"{finding.status:<8} {finding.check}: {finding.says}")

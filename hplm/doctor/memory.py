@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from hplm.plot.table import LOWER
 from hplm.tenants.directory import Directory
 from hplm.tenants.snapshot import Snapshot
 from hplm.tenants.state_folder import EXPORTED_CONFIG, EXPORTED_TABLES, EXPORTED_UPPER, exported_folders
-
-
-def machine_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Returns the bytes of the machine or, in a container, of its limit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = limit.read_text("ascii").strip() if limit.exists() else "max"
-    return whole if told == "max" else min(whole, int(told))
 
 
 def decoders(repository: Path, state: Location | None, machine: int) -> list[Finding]:

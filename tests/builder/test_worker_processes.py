@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from builder.worker_processes import Killed, _available, outcomes, worker_processes
+from builder.worker_processes import Killed, outcomes, worker_processes
 from hplm.errors import HplmError
 from hplm.server.process_group import lives
 from tests.support.message import mentions
@@ -126,10 +126,3 @@ def test_a_full_disk_ends_all():
 
 def full(name, given):
     raise OSError(errno.ENOSPC, "full")
-
-
-def test_a_containers_memory_limit_counts(tmp_path):
-    machine = _available(tmp_path)
-    for name, content in (("current", "3000000\n"), ("stat", "anon 1000000\ninactive_file 2000000\n"), ("max", "9000000\n")):
-        (tmp_path / f"memory.{name}").write_text(content)
-    assert _available(tmp_path) == 8_000_000 < machine

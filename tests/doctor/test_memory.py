@@ -6,10 +6,11 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import TenantVersion
 from hplm.doctor.checks import OK, PROBLEM
-from hplm.doctor.memory import cache_bytes, decoders, lower_bytes, machine_memory
+from hplm.doctor.memory import cache_bytes, decoders, lower_bytes
 from hplm.engine.backbone import Backbone
 from hplm.generation.cache import Cache
 from hplm.generation.settings import DecoderSettings
+from hplm.memory import machine_memory
 from testing.toy import CHAT, make_decoder
 from tests.support.message import mentions
 
@@ -28,7 +29,7 @@ def test_the_lower_layers_of_all_domains_the_kept_rows_and_the_cache_have_their_
     assert lower_bytes(folder.glob("plot/*/*/lower.safetensors")) == sum(
         {weight.data_ptr(): weight.nbytes for weight in weights}.values()
     )
-    (finding,) = decoders(tmp_path / "repository", None, machine_memory())
+    (finding,) = decoders(tmp_path / "repository", None, machine_memory()[0])
     assert finding.status == OK and mentions(finding.says, "lower layers of 2 tables", "0.07 GB of rows", "cpu")
     assert mentions(finding.check, "chat")
     (finding,) = decoders(tmp_path / "repository", None, 70 * 10**6)
@@ -43,7 +44,9 @@ def test_the_price_of_a_cache_is_its_size():
 
 
 def test_the_limit_of_a_container_counts(tmp_path):
-    (limit := tmp_path / "memory.max").write_text("4096\n")
-    assert machine_memory(limit) == 4096
-    limit.write_text("max\n")
-    assert machine_memory(limit) == machine_memory(tmp_path / "none") > 4096
+    machine, _ = machine_memory(tmp_path)
+    for name, content in (("current", "3000000\n"), ("stat", "anon 1000000\ninactive_file 2000000\n"), ("max", "9000000\n")):
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert machine_memory(tmp_path) == (9_000_000, 8_000_000) and machine > 9_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine_memory(tmp_path)[0] == machine
