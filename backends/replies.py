@@ -26,7 +26,7 @@ from hplm.server.held import Held
 from hplm.server.inherited import Drain
 from hplm.server.log import begin_log
 from hplm.server.probing import PROBE
-from hplm.tasks import EMBEDDING, TextAnswer
+from hplm.tasks.answers import EMBEDDING, TextAnswer
 from hplm.tenants.authorize import check_header
 from hplm.threads import Threads
 

@@ -37,7 +37,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Precision, resolve_device
 from hplm.errors import InvalidInput
 from hplm.server import TritonServer
-from hplm.tasks import softmax
+from hplm.tasks.answers import softmax
 from hplm.tenants.exits import Plan
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request

@@ -27,7 +27,7 @@ from demo.serving import is_ours, live_server
 from hplm.engine.engine import resolve_device
 from hplm.model.prompts import Prompts
 from hplm.model.windows import Window
-from hplm.tasks import GENERATE
+from hplm.tasks.tasks import GENERATE
 from hplm_client import HplmClient
 
 BACKBONE = "smollm2"

@@ -21,7 +21,7 @@ from locust.exception import StopUser
 
 from hplm.errors import InvalidInput
 from hplm.simulate.arrivals import MILLISECOND, SECOND, Arrivals
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from hplm_client import HplmClient, HplmClientError
 from loadtest.outcomes import CUT, LATE, ON_TIME, UNSENT, NotOnTime, OutcomeCounts
 from loadtest.texts import TextSource

@@ -29,7 +29,7 @@ from demo.rewriting import REWRITING
 from hplm.engine.engine import resolve_device
 from hplm.errors import InvalidInput
 from hplm.model.windows import Window
-from hplm.tasks import GENERATE
+from hplm.tasks.tasks import GENERATE
 from research.options import run
 from research.schemes.decoders import SCHEMES
 from research.schemes.rivals import score

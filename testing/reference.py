@@ -28,7 +28,7 @@ from hplm.model.tokenizer import Encoded, Tokenizer
 from hplm.model.windows import Window
 from hplm.model.word_spans import words_of
 from hplm.plot.table import Table
-from hplm.tasks import HOLDS, LONGEST_ANSWER
+from hplm.tasks.answers import HOLDS, LONGEST_ANSWER
 from hplm.tenants.embedding import Embedding
 from hplm.tenants.snapshot import Tenant, TenantWeights
 

@@ -14,7 +14,7 @@ from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store, TenantVersion
 from hplm.calibration import Calibration
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from hplm.tenants.embedding import Embedding
 from testing.random_store import change_version, random_store
 from testing.reference import Reference

@@ -18,11 +18,11 @@ import testing.reference
 from builder.evaluation.evaluation import evaluate_tenant
 from builder.store.store import TenantVersion
 from builder.tasks import tasks as training_tasks
-from hplm import tasks
 from hplm.adapters import layout
 from hplm.cli.main import main
 from hplm.engine.packing import read_packing
 from hplm.errors import InvalidInput
+from hplm.tasks import tasks
 from testing.random_store import random_store
 from testing.toy import CONFIG, DOMAINS, TENANTS, random_text
 from tests.builder.training.small_tenants import made

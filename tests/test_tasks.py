@@ -8,7 +8,7 @@ import pytest
 from builder.tasks.tasks import training_task
 from hplm.errors import Broken, InvalidInput
 from hplm.lookup.lookup import Lookup
-from hplm.tasks import TASKS, check_backbone, find_task
+from hplm.tasks.tasks import TASKS, check_backbone, find_task
 from testing.toy import CHAT, CONFIG, WORDS
 from tests.support.message import refusing
 

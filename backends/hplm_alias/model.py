@@ -24,7 +24,7 @@ from hplm.parameters import request_timeout_us
 from hplm.request.answers import Outputs
 from hplm.scheduling.limits import Limits
 from hplm.scheduling.turns import Turns
-from hplm.tasks import TASKS
+from hplm.tasks.tasks import TASKS
 from hplm.tenants.arrival import ArrivalClock, Forwarding
 from hplm.tenants.directory import Directory
 from hplm.tenants.models import has_output

@@ -304,7 +304,7 @@ def check_tenant(
     from builder.training.build import checked_options, chosen_task
     from builder.training.start import check_version
     from builder.training.teachers import Teacher
-    from hplm.tasks import check_backbone
+    from hplm.tasks.tasks import check_backbone
 
     check_name("tenant", id)
     if task is not None:

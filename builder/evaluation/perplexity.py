@@ -24,7 +24,7 @@ from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.generating import NextTokenLoss, PromptReader, WrittenData
 from builder.training.model import TenantModel
-from hplm.tasks import GENERATE
+from hplm.tasks.tasks import GENERATE
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from builder.tasks.tasks import TrainingTask
 from hplm.arrays import Array
 from hplm.calibration import Calibration
 from hplm.model.config import BackboneConfig
-from hplm.tasks import TextAnswer, softmax
+from hplm.tasks.answers import TextAnswer, softmax
 
 TEMPERATURES = np.geomspace(0.1, 20, 100)
 LOOK = 0.03  # share of the layers' work that looking at an exit takes: measured in 8 bits, in batches of 2,000 tokens

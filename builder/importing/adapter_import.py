@@ -19,7 +19,7 @@ from builder.tasks.examples import Example
 from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.tasks import training_task
 from hplm.errors import InvalidInput
-from hplm.tasks import GENERATE, check_backbone
+from hplm.tasks.tasks import GENERATE, check_backbone
 
 WHOLE = "all layers are those that the adapter was trained on"
 APPROXIMATE = "the adapter was trained on the original layers; here it reads the tables' vectors"

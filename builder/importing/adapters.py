@@ -24,7 +24,7 @@ from hplm.errors import MISFITS, InvalidInput
 from hplm.model.families import DECODERS, ENCODERS, PartNames
 from hplm.model.layer import ATTENTION_OUT, FFN_IN, FFN_OUT, QKV
 from hplm.model.original import configuration_of
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 
 Places = Mapping[str, Sequence[str]]  # the projections that each module of a layer computes, by its name in transformers
 PRODUCTS = {QKV: "query key value", ATTENTION_OUT: "attention_out", FFN_IN: "ffn_gate ffn_in", FFN_OUT: "ffn_out"}

@@ -12,7 +12,7 @@ from builder.tasks.tasks import Rows
 from builder.training.build import WORST, shown
 from builder.training.data import Data
 from hplm.arrays import Array
-from hplm.tasks import softmax
+from hplm.tasks.answers import softmax
 from hplm.tenants.embedding import normalised
 
 SURE = 0.9  # a checkpoint is sure of an answer from this probability on

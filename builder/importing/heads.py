@@ -17,7 +17,7 @@ from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput
 from hplm.model.families import WEIGHT_AND_BIAS
 from hplm.model.original import silent_transformers, weights_of
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 
 CLASSIFY, TAG, SPAN = "classify", "tag", "span"
 SEQUENCE = "ForSequenceClassification"

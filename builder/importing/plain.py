@@ -34,7 +34,7 @@ from builder.training.cutting import hold
 from hplm.errors import InvalidInput
 from hplm.model.families import ENCODERS, WEIGHT_AND_BIAS
 from hplm.model.original import configuration_of, silent_transformers, tokenizer_of, weights_of
-from hplm.tasks import TASKS
+from hplm.tasks.tasks import TASKS
 
 # A head of one layer passes through a function of two: tanh of a small number is the number, to a millionth, and relu and gelu
 # leave a large one as it is.

@@ -13,7 +13,7 @@ from hplm.adapters.record import ENDING, has_content
 from hplm.adapters.records import RecordFile, read_header
 from hplm.errors import MISFITS, Broken
 from hplm.model.config import BackboneConfig
-from hplm.tasks import TASKS
+from hplm.tasks.tasks import TASKS
 from hplm.tenants.embedding import Embedding
 from hplm.tenants.knowledge import TenantKnowledge
 

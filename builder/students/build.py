@@ -29,7 +29,7 @@ from builder.training.finetuning import logits_of
 from builder.training.model import TenantModel
 from hplm.arrays import Array
 from hplm.errors import InvalidInput
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from hplm.tenants.knowledge import StudentKnowledge
 from hplm.tenants.students import Students, Team
 

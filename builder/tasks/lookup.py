@@ -22,7 +22,7 @@ from hplm.model.tensors import sent
 from hplm.model.tokenizer import Encoded
 from hplm.plot.computed import ComputedRows
 from hplm.plot.gathering import Gatherer
-from hplm.tasks import windows_of
+from hplm.tasks.tasks import windows_of
 
 KEPT_BYTES = 1 << 30  # of rows that were computed
 

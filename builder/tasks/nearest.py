@@ -8,7 +8,7 @@ import numpy as np
 
 from builder.tasks.examples import Example
 from hplm.arrays import Array
-from hplm.tasks import TextAnswer
+from hplm.tasks.answers import TextAnswer
 from hplm.tenants.embedding import normalised
 
 NEAREST = 10  # texts that are found

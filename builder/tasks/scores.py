@@ -14,7 +14,8 @@ import numpy as np
 from builder.tasks.examples import Example
 from builder.tasks.nearest import NEAREST
 from hplm.calibration import Evidence
-from hplm.tasks import TASKS, TextAnswer
+from hplm.tasks.answers import TextAnswer
+from hplm.tasks.tasks import TASKS
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
 ROUGE = "rouge1", "rouge2", "rougeL"

@@ -1,4 +1,4 @@
-"""The training and the scores of each task: one object a task, beside the one in `hplm/tasks.py`."""
+"""The training and the scores of each task: one object a task, beside the one in `hplm/tasks/tasks.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from builder.tasks.labels import check_answerable, check_near, check_values, lab
 from builder.tasks.nearest import nearest
 from builder.tasks.scores import Labels, Scores
 from hplm.calibration import Evidence
-from hplm.tasks import TASKS, Task, TextAnswer, find_task
+from hplm.tasks.answers import TextAnswer
+from hplm.tasks.tasks import TASKS, Task, find_task
 from hplm.tenants.embedding import Embedding
 
 

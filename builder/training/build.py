@@ -31,7 +31,7 @@ from builder.training.start import ANEW, check_form, chosen_embedding, chosen_st
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.tasks import GENERATE, check_backbone
+from hplm.tasks.tasks import GENERATE, check_backbone
 
 FEW_DEV = 5  # warn if there are fewer dev texts
 UNEVEN = 20  # warn if one label has so many times as many texts as another

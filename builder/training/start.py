@@ -11,7 +11,7 @@ from builder.training.finetuning import TrainingOptions, adapter_of
 from hplm.adapters.layout import Layout
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from hplm.tenants.embedding import Embedding
 
 ANEW = 0  # instead of a version: random weights

@@ -80,7 +80,7 @@ Numbers = Annotated[tuple[int, ...], read(lambda given: tuple(numbers(given)))]
 
 def _known_task(given: str) -> str:
     """Returns the name of a task. Tasks are imported on use, because they import numpy, which slows down `hplm --help`."""
-    from hplm.tasks import TASKS
+    from hplm.tasks.tasks import TASKS
 
     if given not in TASKS:
         raise ValueError(f"{given!r}: choose from {', '.join(TASKS)}")

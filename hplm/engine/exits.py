@@ -13,7 +13,7 @@ import numpy as np
 from hplm.arrays import Array
 from hplm.calibration import UNKNOWN, confidences
 from hplm.engine.request import Guess, Text
-from hplm.tasks import TextAnswer
+from hplm.tasks.answers import TextAnswer
 from hplm.tenants.snapshot import Tenant
 
 log = logging.getLogger(__name__)

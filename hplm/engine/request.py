@@ -16,7 +16,8 @@ from hplm.lookup.views import View
 from hplm.process.in_flight import InFlightEntry
 from hplm.request.answers import CONFIDENCE, AnswersOrError, names_of
 from hplm.request.form import Form
-from hplm.tasks import Answers, TextAnswer, windows_of
+from hplm.tasks.answers import Answers, TextAnswer
+from hplm.tasks.tasks import windows_of
 from hplm.tenants.embedding import MEAN
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant

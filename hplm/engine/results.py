@@ -13,7 +13,7 @@ from hplm.calibration import Calibration
 from hplm.engine.request import EncoderRequest, Text
 from hplm.errors import Broken, HplmError
 from hplm.model import faults
-from hplm.tasks import Answers, ReadEach, TextAnswer
+from hplm.tasks.answers import Answers, ReadEach, TextAnswer
 from hplm.tenants.embedding import normalised
 
 log = logging.getLogger(__name__)

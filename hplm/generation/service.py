@@ -44,7 +44,7 @@ from hplm.process.in_flight import InFlight, InFlightEntry
 from hplm.process.suspects import refusal
 from hplm.request.answers import Reply, strings
 from hplm.scheduling.policy import policy
-from hplm.tasks import check_backbone
+from hplm.tasks.tasks import check_backbone
 from hplm.tenants.authorize import LIST, admit, listed
 from hplm.tenants.quotas import Quotas
 from hplm.tenants.snapshot import Tenant

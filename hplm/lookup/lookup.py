@@ -16,7 +16,7 @@ from hplm.model.tokenizer import Encoded, TokenizerInput
 from hplm.model.words import ITEM
 from hplm.plot.forest import Chain, Tally
 from hplm.request.form import SPAN, Form, TicketHead, write
-from hplm.tasks import TASKS, Task
+from hplm.tasks.tasks import TASKS, Task
 from hplm.tenants.snapshot import Tenant
 
 MOST_ROWS = 1 << 20  # of an answer, with all texts padded to the widest

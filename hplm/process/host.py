@@ -28,7 +28,7 @@ from hplm.process.channel import (
 from hplm.process.driver import Driver
 from hplm.request.answers import AnswersOrError, Reply, names_of, outputs_of, packed
 from hplm.server.log import begin_log
-from hplm.tasks import LabelEach
+from hplm.tasks.answers import LabelEach
 from hplm.threads import Beats
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ import numpy as np
 
 from hplm.arrays import Array
 from hplm.errors import BY_WORD, HplmError, Internal, InvalidInput, OutOfCapacity
-from hplm.tasks import EMBEDDING, Answers, LabelEach, Task, TextAnswer
+from hplm.tasks.answers import EMBEDDING, Answers, LabelEach, TextAnswer
+from hplm.tasks.tasks import Task
 
 Outputs = dict[str, Array]  # by name on the wire
 AnswersOrError = Answers | Exception  # to a request, before it is written as outputs

@@ -26,7 +26,7 @@ from hplm.calibration import Calibration
 from hplm.errors import MISFITS, InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.plot.table import Table
-from hplm.tasks import check_backbone, find_task
+from hplm.tasks.tasks import check_backbone, find_task
 from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.knowledge import ExitKnowledge, TenantKnowledge

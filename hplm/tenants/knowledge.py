@@ -18,7 +18,7 @@ from hplm.adapters.records import LayoutWeights, RecordFile, pack
 from hplm.calibration import TEMPERATURE, Calibration
 from hplm.errors import InvalidInput
 from hplm.plot.table import Branch
-from hplm.tasks import TASKS, Task
+from hplm.tasks.tasks import TASKS, Task
 from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.snapshot import Tenant

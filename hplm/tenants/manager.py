@@ -16,7 +16,7 @@ from hplm.location import Location
 from hplm.plot.table import Table
 from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
-from hplm.tasks import EMBEDDING
+from hplm.tasks.answers import EMBEDDING
 from hplm.tenants.change import Change, ChangeFiles
 from hplm.tenants.keys import Key, expiry, new_key, without
 from hplm.tenants.models import has_output

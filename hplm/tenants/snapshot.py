@@ -22,7 +22,7 @@ from hplm.errors import Broken, InvalidInput, NoTenant
 from hplm.plot.table import Branch, BranchId
 from hplm.registry.pointer import Pointer
 from hplm.registry.store import SNAPSHOTS, Absent, ObjectStore
-from hplm.tasks import TASKS, Task
+from hplm.tasks.tasks import TASKS, Task
 from hplm.tenants.embedding import Embedding
 from hplm.tenants.exits import Exits
 from hplm.tenants.keys import Key, by_digest

@@ -26,7 +26,8 @@ from hplm.errors import Broken, DeadlineMissed, Draining, HplmError, Internal, I
 from hplm.model.config import BackboneConfig
 from hplm.model.cpu import keep_freed_memory
 from hplm.model.tokenizer import Encoded, Tokenizer
-from hplm.tasks import TextAnswer, find_task
+from hplm.tasks.answers import TextAnswer
+from hplm.tasks.tasks import find_task
 from research.baselines.body import STORED, Slot
 
 

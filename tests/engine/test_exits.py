@@ -15,7 +15,7 @@ from builder.store.store import TenantVersion
 from hplm.calibration import UNKNOWN, Calibration
 from hplm.engine.exits import CLOSED, FEWEST, ExitAudit, is_audited, kept_threshold
 from hplm.errors import HplmError, Internal, InvalidInput
-from hplm.tasks import TASKS
+from hplm.tasks.tasks import TASKS
 from hplm.tenants.exits import Exits, Plan
 from hplm.tenants.snapshot import Snapshot
 from testing.random_store import random_exits, random_store

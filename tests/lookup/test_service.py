@@ -29,7 +29,7 @@ from hplm.lookup.service import (
 from hplm.metrics import names
 from hplm.metrics.meter import Meter
 from hplm.scheduling.limits import Limits
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from hplm.tenants.quotas import Quotas
 from tests.support.message import mentions
 from tests.support.wait import Clock, eventually

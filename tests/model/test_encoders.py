@@ -18,7 +18,7 @@ from hplm.model.stacks import through, turn_of
 from hplm.model.tokenizer import Tokenizer
 from hplm.model.windows import Window
 from hplm.model.word_spans import first_tokens, words_of
-from hplm.tasks import find_task
+from hplm.tasks.tasks import find_task
 from testing.random_store import random_backbone
 from testing.toy import CONFIG
 from tests.support.families import FAMILIES, LENGTH, bytes_of_words, save_family, unigram

@@ -8,7 +8,7 @@ import pytest
 from hplm.errors import Internal, InvalidInput, OutOfCapacity
 from hplm.process.host import Outbox
 from hplm.request.answers import SPARE, SharedMemory, bits_of, replies_in
-from hplm.tasks import TextAnswer
+from hplm.tasks.answers import TextAnswer
 from tests.support.message import mentioning
 from tests.support.wait import PATIENCE, Hold
 

@@ -24,7 +24,8 @@ from hplm.request.answers import (
     strings,
 )
 from hplm.request.form import HEAD_BYTES, Form, TicketHead, check, read_head, write
-from hplm.tasks import TASKS, LabelEach, TextAnswer, best_label_of_each
+from hplm.tasks.answers import LabelEach, TextAnswer, best_label_of_each
+from hplm.tasks.tasks import TASKS
 
 HEAD = TicketHead(
     "law",

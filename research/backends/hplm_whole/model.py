@@ -13,7 +13,7 @@ from backends import replies
 from backends.replies import InferenceRequest
 from hplm.engine.engine import resolve_device, resolve_dtype
 from hplm.request.answers import TOKENS, outputs_of
-from hplm.tasks import EMBEDDING, TextAnswer
+from hplm.tasks.answers import EMBEDDING, TextAnswer
 from research.baselines.models import WholeModels, Worker
 
 

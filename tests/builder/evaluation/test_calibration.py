@@ -16,7 +16,7 @@ from builder.tasks.tasks import training_task
 from hplm.calibration import Calibration
 from hplm.engine.engine import resolve_precision
 from hplm.errors import InvalidInput
-from hplm.tasks import softmax
+from hplm.tasks.answers import softmax
 from testing.random_store import random_tenant
 from testing.reference import Reference
 from testing.toy import random_text

@@ -12,7 +12,7 @@ from builder.tasks.lookup import Reader
 from builder.tasks.losses import UNREAD
 from builder.tasks.scores import by_label, confusion, is_bio, none_shift
 from builder.tasks.tasks import training_task
-from hplm.tasks import TASKS
+from hplm.tasks.tasks import TASKS
 from testing.toy import WORDS
 from tests.builder.training.small_tenants import write
 from tests.support.device import DEVICE

@@ -1,0 +1,1 @@
+"""The tasks of tenants, and how their answers are read from logits."""
