@@ -13,9 +13,10 @@ from functools import partial
 
 from builder.store.store import Store
 from hplm.engine.backbone import Backbone
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 from hplm.plot.table import Branch, Table
 from hplm.tenants.change import Change, ChangeFiles
+from hplm.tenants.keys import Key
 from hplm.tenants.knowledge import TenantKnowledge
 from hplm.tenants.manager import DomainChange, Manager, Published, TenantChange
 from hplm.tenants.snapshot import Snapshot
@@ -31,12 +32,16 @@ def update_tenant(manager: Manager, store: Store, tenant_id: str) -> TenantChang
 
 
 class Trained:
-    """The newest versions of a store's tenants, for a change of many of them."""
+    """The newest versions of a store's tenants, for a change of many of them. `version`: another one."""
 
-    def __init__(self, manager: Manager, store: Store, tenant_ids: Iterable[str]) -> None:
+    def __init__(self, manager: Manager, store: Store, tenant_ids: Iterable[str], version: int | None = None) -> None:
         _check_store(manager, store)
         self._manager, self._store, branches = manager, store, manager.current().branches
-        found = [store.tenant(tenant_id) for tenant_id in tenant_ids]
+        for tenant_id in tenant_ids:
+            if version is not None and version not in (known := store.tenant_versions(tenant_id)):
+                raise InvalidInput(f"tenant {tenant_id!r} has no version {version} in {store.folder}, but {some(known)}")
+        of = store.tenant if version is None else partial(store.tenant_version, version=version)
+        found = [of(tenant_id) for tenant_id in tenant_ids]
         self._tenants = {tenant.id: tenant for tenant in found if tenant is not None}
         for domain, version in {(tenant.domain, tenant.domain_version) for tenant in self._tenants.values()}:
             _check_same(manager, store, branches, domain, version)
@@ -45,9 +50,10 @@ class Trained:
     def publish(self, change: Change, tenant_id: str) -> None:
         self._manager.put(change, tenant_id, self._knowledge(tenant_id))
 
-    def publish_all(self) -> Published:
-        """Serves them in one change, whether they are served already or not."""
-        return self._manager.publish({tenant_id: partial(self._knowledge, tenant_id) for tenant_id in self.newest})
+    def publish_all(self, served_as: str | None = None, keys: Sequence[Key] = ()) -> Published:
+        """Serves them in one change, whether they are served already or not. `served_as`: another name, of one of them."""
+        wanted = {served_as or tenant_id: partial(self._knowledge, tenant_id) for tenant_id in self.newest}
+        return self._manager.publish(wanted, keys)
 
     def _knowledge(self, tenant_id: str) -> TenantKnowledge:
         return self._store.knowledge(self._tenants[tenant_id])

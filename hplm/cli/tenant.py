@@ -271,13 +271,13 @@ def log(*, served: ServedOptions = HERE) -> dict:
     return {"changes": changes}
 
 
-def changed(manager: Manager, change: TenantChange) -> dict:
-    return settled(manager, f"{of_versions(change)}, generation {change.generation}", **asdict(change))
+def changed(manager: Manager, change: TenantChange, keys: Sequence[str] = ()) -> dict:
+    return settled(manager, f"{of_versions(change, keys)}, generation {change.generation}", **asdict(change))
 
 
-def of_versions(change: TenantChange) -> str:
-    """Says which version a tenant had and has."""
+def of_versions(change: TenantChange, keys: Sequence[str] = ()) -> str:
+    """Says which version a tenant had and has. `keys`: ids of those that it has got."""
     versions = f"version {change.before or 'none'} -> {change.after or 'none'}"
     if change.before == change.after:
-        versions = f"version {change.after} has this content already, nothing was changed"
-    return f"tenant {change.tenant}: {versions}"
+        versions = f"version {change.after} has this content already" + ", nothing was changed" * (not keys)
+    return f"tenant {change.tenant}: {versions}" + f", new keys {', '.join(keys)}" * bool(keys)

@@ -7,17 +7,20 @@ SHA-256 without salt or stretching is enough here. Salt and stretching protect p
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 
 from hplm.errors import InvalidInput
 
 PREFIX = "hplm_"  # lets scanners of code and logs recognise our secrets
 LONGEST_DAYS = 100_000
 _SECRET_BYTES = 24
+_GIVEN = re.compile(r"([0-9a-f]{64})(?:\s+(?:-|(\d{1,12})))?")  # the dash is of sha256sum
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,25 @@ def key_of(secret: str) -> Key:
 def key_of_digest(digest: str, expires: int = 0) -> Key:
     """Returns the key of a secret of which only the SHA-256 is known, hexadecimal."""
     return Key(secrets.token_hex(4), digest, expires)
+
+
+def read_keys(path: Path) -> list[Key]:
+    """Returns the keys of a file: a line has the SHA-256 of a secret, and perhaps the Unix second at which it expires."""
+    found: dict[str, Key] = {}
+    for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+        if given := _GIVEN.fullmatch(line.strip()):
+            found[given[1]] = key_of_digest(given[1], int(given[2] or 0))
+        elif line.strip():  # it may be a secret, which nobody must see
+            raise InvalidInput(f"{path}:{number}: no SHA-256 of a secret: write it by `printf %s SECRET | sha256sum`")
+    if not found:
+        raise InvalidInput(f"{path} has no key, and without one a tenant is open to everybody: give a SHA-256 a line")
+    return [*found.values()]
+
+
+def further(keys: Sequence[Key], given: Sequence[Key]) -> list[Key]:
+    """Returns those of the given keys that are not among these."""
+    known = {key.digest for key in keys}
+    return [key for key in given if key.digest not in known]
 
 
 def by_digest(keys: Sequence[Key]) -> dict[str, float]:

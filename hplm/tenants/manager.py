@@ -18,7 +18,7 @@ from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
 from hplm.tasks.answers import EMBEDDING
 from hplm.tenants.change import Change, ChangeFiles
-from hplm.tenants.keys import Key, expiry, new_key, without
+from hplm.tenants.keys import Key, expiry, further, new_key, without
 from hplm.tenants.models import has_output
 from hplm.tenants.quotas import check_limits
 from hplm.tenants.registry_writer import Registry
@@ -46,6 +46,7 @@ class Published:
     generation: int
     tenants: Sequence[TenantChange]  # also those whose served version has the same content
     refused: Mapping[str, str]  # why, by tenant
+    keys: Mapping[str, Sequence[str]]  # ids of the keys that tenants have got
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,14 @@ class Manager:
 
         return self.registry.change("tenant update", edit)
 
-    def publish(self, wanted: Mapping[str, Callable[[], TenantKnowledge]]) -> Published:
+    def publish(self, wanted: Mapping[str, Callable[[], TenantKnowledge]], keys: Sequence[Key] = ()) -> Published:
         """Adds tenants, or their next versions if they are served, in one change. A tenant that is refused holds up no other.
 
-        Changes nothing if the served versions have the same content. `wanted`: reads what a tenant knows, by id.
+        Changes nothing if the served versions have the same content and these keys. `wanted`: reads what a tenant knows, by id.
         """
 
         def edit(change: Change) -> Published:
-            done, refused = list[TenantChange](), dict[str, str]()
+            done, refused, made = list[TenantChange](), dict[str, str](), dict[str, list[str]]()
             for tenant_id, read in wanted.items():
                 served = change.tenants.get(tenant_id)
                 try:
@@ -114,12 +115,19 @@ class Manager:
                         done.append(self.put(change, tenant_id, knowledge))
                 except (InvalidInput, Broken) as error:
                     refused[tenant_id] = str(error)
-            made = [one.tenant for one in done if one.before != one.after]
-            change.is_empty = not made
-            if len(made) > 1:
-                change.details = {"tenants": made}
+                    continue
+                tenant = change.tenants[tenant_id]
+                if new := further(tenant.keys, keys):
+                    change.tenants[tenant_id] = replace(tenant, keys=(*tenant.keys, *new))
+                    made[tenant_id] = [key.id for key in new]
+            changed = [one.tenant for one in done if one.before != one.after or one.tenant in made]
+            change.is_empty = not changed
+            if len(changed) > 1:
+                change.details = {"tenants": changed}
+            elif made:
+                change.details = {"tenant": changed[0], **change.details, "keys": made[changed[0]]}
             generation = change.generation - change.is_empty
-            return Published(generation, [replace(one, generation=generation) for one in done], refused)
+            return Published(generation, [replace(one, generation=generation) for one in done], refused, made)
 
         return self.registry.change("tenant publish", edit)
 
