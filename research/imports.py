@@ -93,14 +93,16 @@ SEARCHES = [
 
 @app.default
 def imports(
-    *, task: str = "web-library", vectors: bool = False, minutes: Positive = 4.0, work: Path = Path(".hplm/imports"),
-    model: OtherModel = "", device: Device = "auto",
+    *, task: str = "web-library", vectors: bool = False, lower: int = 2, keep: float = 0.1, minutes: Positive = 4.0,
+    work: Path = Path(".hplm/imports"), model: OtherModel = "", device: Device = "auto",
 ) -> None:  # fmt: skip
     """Prints the scores of the checkpoint and of the tenant. The same command goes on after an interruption.
 
     :param task: a question of the demo that has one label a text
     :param vectors: instead of a question, twelve embedding models on one root
-    :param minutes: of adapting the root, two of whose layers are in tables
+    :param lower: layers of the root that are in tables
+    :param keep: share of the n-grams in the table
+    :param minutes: of adapting the root
     :param work: folder of the data, the checkpoints and the store
     """
     if not vectors and task not in QUESTIONS:
@@ -112,7 +114,8 @@ def imports(
     data = stored(home, {"sizes": sizes}, lambda: write_demo_data(home, domains, tasks, sizes, further=True))
     corpora, reports = [domain.corpus for domain in data.domains], list[dict[str, Any]]()
     for tenant in data.tenants:
-        found = imported(model or str(minilm()), tenant, corpora, home, minutes, on)
+        options = RootOptions(keep, name="imports", lower=lower)
+        found = imported(model or str(minilm()), tenant, corpora, home, options, minutes, on)
         reports.append(found.report)
         print(f"tenant {tenant.id} is in {found.store.folder}, its checkpoint in {found.checkpoint}")
         for name, value in facts_of(found.report).items():
@@ -125,15 +128,15 @@ def imports(
 
 
 def imported(
-    model: str, task: DemoTenant, corpora: Sequence[Path], home: Path, minutes: float, device: torch.device
-) -> Imported:
+    model: str, task: DemoTenant, corpora: Sequence[Path], home: Path, options: RootOptions, minutes: float,
+    device: torch.device,
+) -> Imported:  # fmt: skip
     """Makes the checkpoint, the root and the tenant, where they are missing. Returns the import's report with both scores."""
-    checkpoint, folder = home / f"{task.id}-checkpoint", home / "store"
+    checkpoint = home / f"{task.id}-checkpoint"
+    folder = home / f"store-{options.lower}-{options.keep:g}-{minutes:g}-minutes"
     if not checkpoint.exists():
         (finetune_vectors if task.task == "embed" else finetune)(model, task, checkpoint, device)
-    if not (folder / "plot/root/1/meta.json").exists():
-        build_root(model, [*corpora], folder, RootOptions(0.1, name="imports", lower=2), Budget(minutes), device)
-    store = Store(folder)
+    store, _ = build_root(model, [*corpora], folder, options, Budget(minutes), device)
     own = next((corpus for corpus in corpora if corpus.parent.name == task.domain), corpora[0])
     given = Family(store.model, store.config), UnlabelledTexts([task.train, own], are_documents=True)
     matching = MatchingOptions(least=0)
