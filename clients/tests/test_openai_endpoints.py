@@ -396,9 +396,9 @@ def test_a_body_that_is_too_large_is_refused_in_the_form_of_the_interface():
 @needs_program("curl")
 def test_the_commands_of_the_page_are_answered(served):
     page = (Path(__file__).parents[2] / "docs/openai.md").read_text("utf-8")
-    named = {"localhost:9000": served.address, "stdlib-area": "mood", "ranker": "near", "finder": "vector", "luna": "open"}
+    named = {"localhost:9000": served.address, "stdlib-area": "mood", "luna": "open"}
     commands = re.findall(r"^(curl .*(?:\n  .*)*)", page, re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 2
     for command in commands:
         for name, own in named.items():
             command = command.replace(name, own)
