@@ -87,7 +87,7 @@ def _answer(text: Text, logits: Array, exit: int | None) -> list[TextAnswer] | H
         whole = request.joined(text, own)
         if whole is None:
             return []
-        own, spans = whole
+        own, spans = normalised(whole[0]) if request.is_normalised else whole[0], whole[1]
         task = request.tenant.task_object
         answer = task.answer(own, spans, labels, request.top_k, text.passage)
         if (calibration := _calibration(text, exit)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.request import EncoderRequest, Text
+from hplm.engine.results import read_answers
 from hplm.errors import Broken
 from hplm.request.form import Form, TicketHead, write
+from hplm.tenants.embedding import Embedding
+from tests.engine.asker import texts_of
 
 NOW = st.lists(st.one_of(st.just("fails"), st.integers(0, 2)), max_size=8)  # the texts that are done, one after the other
 NONE = np.zeros(0, dtype=np.int64)
@@ -63,3 +67,12 @@ def test_a_passage_counts_for_the_memory_limit(make, letter):
     kept = len(passage.encode()) + sys.getsizeof(passage)
     windows = [Text(make(1), 0, NONE, NONE, spans, passage, number, 2) for number in range(2)]
     assert 0.7 * kept < sum(window.bytes for window in windows) < 1.5 * kept
+
+
+def test_a_vector_has_the_length_1_also_beside_one_that_is_not_finite(reference):
+    texts = texts_of(reference.backbone, "acme", ["a", "b"])
+    tenant = replace(texts[0].request.tenant, task="embed", labels=(), head=None, embedding=Embedding(2))
+    request = EncoderRequest(texts[0].request.form, reference.backbone.view, tenant, lambda request, answer: None)
+    vectors = [np.float32([[3, 4, 9]]), np.float32([[np.nan, 4, 9]])]
+    (_, (vector,)), (_, error) = read_answers(request.parts(), vectors)
+    assert vector.logits.tolist() == [pytest.approx([0.6, 0.8])] and isinstance(error, Broken)
