@@ -74,7 +74,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
 }
 SERVED = "cascade", "generate", "glue", "overload", "serve", "sizing"
 LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
-    **{f"bench {name}": ("bare", f"bench.{name}.TritonServer") for name in SERVED},
+    **{f"bench {name}": ("bare", f"bench.{'decoder_servers' if name == 'generate' else name}.TritonServer") for name in SERVED},
     "comparison": ("bare", "research.comparison.compare.TritonServer"),
     "chaos --faults": ("toy", "loadtest.chaos.__main__.ServedCopy"),
     "isolation": ("toy", "loadtest.isolation.ServedCopy"),
