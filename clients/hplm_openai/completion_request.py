@@ -18,13 +18,17 @@ class CompletionRequest(Prompt):
     tenant: str = ""
     token_ids: str | None = None  # JSON
     include_usage: bool = False  # a stream ends with the counts of tokens
-    timeout_us: int | None = None
+    deadline_ms: float | None = None
     more: Mapping[str, Value] = field(default_factory=dict[str, Value])  # parameters
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # by setting: of the request, under another name
     usual_tokens: int | None = None  # the gateway's `max_tokens`, for a request without one
 
     def __post_init__(self) -> None:
         """The gateway has checked it."""
+
+    @property
+    def timeout_us(self) -> int | None:
+        return None if self.deadline_ms is None else max(1, round(1000 * self.deadline_ms))
 
     @property
     def logprobs(self) -> int | None:

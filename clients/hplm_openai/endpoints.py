@@ -12,7 +12,7 @@ from hplm_openai import labels, numbers
 from hplm_openai.answers import AnswerWriter, ChatWriter, CompletionWriter
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import Refused, wrong
-from hplm_openai.fields import Ask, Given, check_no_other, choice, deadline, flag, given_in, priority, shown
+from hplm_openai.fields import Ask, Given, check_no_other, given_in, ours, shown
 from hplm_openai.requests import read_chat, read_completion
 
 Tasks = tuple[str, ...]
@@ -35,12 +35,11 @@ class Endpoint:
 
     async def answer(self, body: Mapping[str, Any], tenant: Tenant, ask: Ask) -> Any:
         given = given_in(body)
-        truncates = [flag(given, "truncate"), choice(given, "truncate_prompt_tokens", None, -1) == -1]  # ours, vLLM's
-        common = {"deadline_ms": deadline(given), "priority": priority(given), "truncate": any(truncates)}
+        more = ours(given)
 
         async def ask_if_known(**asked: Any) -> list[Answer]:
             check_no_other(given)
-            return await ask(**common, **asked)
+            return await ask(**more, **asked)
 
         return await self.use(given, tenant, ask_if_known)
 

@@ -60,16 +60,13 @@ def check_no_other(given: Given) -> None:
         raise wrong(f"the field {shown(name)} is unknown, or not supported with this value: {way}", name[:LONGEST_NAME])
 
 
-def deadline(given: Given) -> float | None:
-    """Takes the milliseconds that the whole answer may take."""
-    value = given.pop("deadline_ms", None)
-    if value is not None and (type(value) not in (int, float) or not 0 < value <= 1e9):
-        raise wrong(f"'deadline_ms' is {shown(value)}: give milliseconds above 0, 1,000,000,000 at most", "deadline_ms")
-    return value
-
-
-def priority(given: Given) -> int | None:
-    return whole(given, "priority", -(2**31))
+def ours(given: Given) -> dict[str, Any]:
+    """Takes what every request may have besides the fields of its interface: arguments of our client."""
+    deadline_ms = given.pop("deadline_ms", None)
+    if deadline_ms is not None and (type(deadline_ms) not in (int, float) or not 0 < deadline_ms <= 1e9):
+        raise wrong(f"'deadline_ms' is {shown(deadline_ms)}: give milliseconds above 0, 1,000,000,000 at most", "deadline_ms")
+    truncates = [flag(given, "truncate"), choice(given, "truncate_prompt_tokens", None, -1) == -1]  # the latter is vLLM's
+    return {"deadline_ms": deadline_ms, "truncate": any(truncates), "priority": whole(given, "priority", -(2**31))}
 
 
 def texts(given: Given, name: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.errors import wrong
-from hplm_openai.fields import Given, check_no_other, deadline, flag, given_in, priority, shown
+from hplm_openai.fields import Given, check_no_other, flag, given_in, ours, shown
 
 # OpenAI does not have those of the second line, but other servers with its interface do.
 SAMPLING = (
@@ -76,18 +76,9 @@ def _common(given: Given, sampling: dict[str, Any], fields: dict[str, str]) -> d
     if "response_format" in given:
         sampling["structured_outputs"] = _structure(given.pop("response_format"), sampling)
         fields["structured_outputs"] = "response_format"
-    milliseconds = deadline(given)
-    found = {
-        "sampling": sampling,
-        "fields": fields,
-        "stream": stream,
-        "include_usage": flag(options, "include_usage"),
-        "timeout_us": None if milliseconds is None else max(1, round(1000 * milliseconds)),
-        "truncate": flag(given, "truncate"),
-        "priority": priority(given),
-    }
+    more, include_usage = ours(given), flag(options, "include_usage")
     check_no_other(given)
-    return found
+    return {"sampling": sampling, "fields": fields, "stream": stream, "include_usage": include_usage, **more}
 
 
 def _structure(form: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:

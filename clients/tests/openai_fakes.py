@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ class Tenants(FakeTriton):
         """
         tenant, known = request.parameters.get("tenant"), {name: ENCODED[name] for name in self.encoded}
         if "hplm_tenants" in request.parameters:
-            return {"LABEL": np.array([[encoders(known, tenant).encode()]], np.object_)}
+            return {"LABEL": np.array([[listing(known, tenant).encode()]], np.object_)}
         self._note(request)
         if tenant not in known:
             raise Refusal("[no_tenant] no such tenant", 404)
@@ -64,7 +64,7 @@ class Tenants(FakeTriton):
     def decode(self, request: Request) -> Iterator[dict[str, Any]]:
         tenant, is_keyed = request.parameters.get("tenant"), request.headers.get("authorization") == "Bearer secret"
         if "hplm_tenants" in request.parameters:
-            yield {"text_output": listing(["open", *["keyed"] * is_keyed], "generate", tenant)}
+            yield {"text_output": listing(dict.fromkeys(["open", *["keyed"] * is_keyed], ("generate", [])), tenant)}
             return
         self._note(request)
         if tenant in BY_WORD:
@@ -120,20 +120,13 @@ def each_label(scores: list[float], text: str) -> list[Any]:
     return sorted(rows, key=lambda row: -row[1])
 
 
-def encoders(known: dict[str, tuple[str, list[str], Any]], named: str | None) -> str:
+def listing(known: Mapping[str, Any], named: str | None) -> str:
+    """`known`: by name the task and labels."""
     if named is None:
         return json.dumps([{"tenant": name, "task": task} for name, (task, *_) in known.items()])
     if named not in known:
         raise Refusal("[no_tenant] no such tenant", 404)
     return json.dumps([{"tenant": named, "task": known[named][0], "labels": known[named][1]}])
-
-
-def listing(tenants: list[str], task: str, named: str | None) -> str:
-    if named is None:
-        return json.dumps([{"tenant": tenant, "task": task} for tenant in tenants])
-    if named not in tenants:
-        raise Refusal("[no_tenant] no such tenant", 404)
-    return json.dumps([{"tenant": named, "task": task, "labels": []}])
 
 
 def part(text: str, n: int, logprobs: int | None, reason: str) -> dict[str, Any]:
