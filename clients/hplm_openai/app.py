@@ -10,7 +10,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,7 +21,7 @@ from hplm_client.settings import TENANT_HEADER
 from hplm_openai.answers import model_of
 from hplm_openai.backbones import Backbones
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.connections import AtOnce, Events, Gone, Named, Numbered, read_body, together, while_connected, whole
+from hplm_openai.connections import Entrance, Events, Gone, Numbered, read_body, together, while_connected, whole
 from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint, Writing
 from hplm_openai.errors import Refused, refusal, wrong
 from hplm_openai.fields import check_model, key_in, shown
@@ -59,11 +58,10 @@ class Gateway:
                     for path in dict.fromkeys((own, OF_TENANT + own.removeprefix(OF_TENANT)))
                 ),
             ],
-            middleware=[Middleware(AtOnce, most=self._limits.at_once, exempt=HEALTH)],
             exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
             lifespan=self._lifespan,
         )
-        return Named(app)  # around Starlette's own answers too
+        return Entrance(app, self._limits.at_once, exempt=HEALTH)  # before Starlette's own answers too
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -180,10 +180,16 @@ def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
 
 
 @dataclass
-class Named:
-    """Gives each request the id of its header, or a new one, and tells it in the answer."""
+class Entrance:
+    """Gives each request the id of its header or a new one, and tells it in the answer.
+
+    Refuses requests while `most` are on their way. Those for the path `exempt` always pass.
+    """
 
     app: ASGIApp
+    most: int
+    exempt: str
+    _on_their_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -192,39 +198,24 @@ class Named:
         given = [value for name, value in scope["headers"] if name == ID]
         is_wrong = len(given) > 1 or not all([ID_FORM.fullmatch(value) for value in given])
         own = given[0] if given and not is_wrong else b"req_" + secrets.token_hex(16).encode()
+        scope.setdefault("state", {})["id"] = own.decode()
 
         async def named(part: Message) -> None:
             if part["type"] == "http.response.start":
                 part["headers"] = [*part["headers"], (ID, own)]
             await send(part)
 
-        scope.setdefault("state", {})["id"] = own.decode()
+        counts, refused = scope["path"] != self.exempt, None
         if is_wrong:
             refused = wrong("the header x-request-id is not 1 to 256 printable characters without spaces: send it so, once")
+        elif counts and self._on_their_way >= self.most:
+            said, headers = f"{self._on_their_way} requests are on their way: retry after 1 s", {"retry-after": "1"}
+            refused = Refused(503, said, "queue_full", None, headers)
+        if refused:
             await refused.response(scope["path"])(scope, receive, named)
             return
-        await self.app(scope, receive, named)
-
-
-@dataclass
-class AtOnce:
-    """Refuses requests while as many as may be are on their way. Requests for the path `exempt` always pass."""
-
-    app: ASGIApp
-    most: int
-    exempt: str
-    _on_their_way: int = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == self.exempt:
-            await self.app(scope, receive, send)
-            return
-        if self._on_their_way >= self.most:
-            said, headers = f"{self._on_their_way} requests are on their way: retry after 1 s", {"retry-after": "1"}
-            await Refused(503, said, "queue_full", None, headers).response(scope["path"])(scope, receive, send)
-            return
-        self._on_their_way += 1
+        self._on_their_way += counts
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, named)
         finally:
-            self._on_their_way -= 1
+            self._on_their_way -= counts
