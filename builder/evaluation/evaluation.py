@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,39 +87,33 @@ def opened(
 def evaluate_served(client: Any, evaluation: Evaluation) -> Evaluation:
     """Evaluates a server's answers. `client`: an `hplm_client.HplmClient`."""
     tenant, examples = evaluation.tenant, evaluation.texts.examples
-    if tenant.embedding is not None:
-        return _vectors_served(client, evaluation)
-    answers: Answers = [[]] * len(examples)
-    # One request holds texts with a pair, or texts without.
-    kinds = [[i for i, example in enumerate(examples) if (example.pair is not None) is paired] for paired in (False, True)]
-    requests = [kind[start : start + TEXTS_AT_ONCE] for kind in kinds for start in range(0, len(kind), TEXTS_AT_ONCE)]
+    task, is_vector = training_task(tenant.task).of(tenant.embedding), tenant.embedding is not None
+    # The number of an example, a text of it, and the text's pair or the name of its prefix.
+    parts = [
+        (number, *part)
+        for number, one in enumerate(examples)
+        for part in (task.compared_in(one) if is_vector else [(one.text, one.pair)])
+    ]
+    alike = defaultdict[str | None, list[int]](list)  # one request holds texts with a pair, or without, or with one prefix
+    for at, (_, _, other) in enumerate(parts):
+        alike[other if is_vector or other is None else "pair"].append(at)
+    requests = [some[start : start + TEXTS_AT_ONCE] for some in alike.values() for start in range(0, len(some), TEXTS_AT_ONCE)]
+    told: list[Any] = [None] * len(parts)
     for some in progress_bar(requests, "asking", unit="request"):
-        pairs = [pair for i in some if (pair := examples[i].pair) is not None] or None
-        told = client.infer_batch([examples[i].text for i in some], tenant=tenant.id, pairs=pairs, truncate=True)
-        for i, answer in zip(some, told, strict=True):
+        _, texts, others = zip(*(parts[at] for at in some), strict=True)
+        asked = {"embedding": True, "parameters": {"hplm_prefix": others[0]} if others[0] else {}}
+        given = asked if is_vector else {"pairs": None if others[0] is None else others}
+        for at, answer in zip(some, client.infer_batch(texts, tenant=tenant.id, truncate=True, **given), strict=True):
             _check_version(tenant, answer.version)
-            answers[i] = list(answer.labels)
-    return replace(evaluation, answers=answers, scores=training_task(tenant.task).score(tenant.labels, examples, answers))
-
-
-def _vectors_served(client: Any, evaluation: Evaluation) -> Evaluation:
-    tenant, examples = evaluation.tenant, evaluation.texts.examples
-    task = training_task(tenant.task).of(tenant.embedding)
-    asked = [(number, *part) for number, example in enumerate(examples) for part in task.compared_in(example)]
-    vectors: list[list[Array]] = [[] for _ in examples]
-    alike = [list(some) for _, some in groupby(asked, key=lambda one: one[2])]  # neighbours with one prefix
-    requests = [some[start : start + TEXTS_AT_ONCE] for some in alike for start in range(0, len(some), TEXTS_AT_ONCE)]
-    for some in progress_bar(requests, "asking", unit="request"):
-        named = {"hplm_prefix": some[0][2]} if some[0][2] else {}
-        texts = [text for _, text, _ in some]
-        for (number, *_), answer in zip(
-            some, client.infer_batch(texts, tenant=tenant.id, truncate=True, embedding=True, parameters=named), strict=True
-        ):
-            _check_version(tenant, answer.version)
+            told[at] = answer
+    if is_vector:
+        vectors: list[list[Array]] = [[] for _ in examples]
+        for (number, *_), answer in zip(parts, told, strict=True):
             vectors[number].append(np.array(answer.embedding, dtype=np.float32))
-    found = task.answers([], examples, [(NOTHING, np.stack(own)) for own in vectors])
-    answers = [one.labels for one in found]
-    return replace(evaluation, answers=answers, scores=task.score([], examples, answers))
+        answers = [one.labels for one in task.answers([], examples, [(NOTHING, np.stack(own)) for own in vectors])]
+    else:
+        answers = [list(answer.labels) for answer in told]
+    return replace(evaluation, answers=answers, scores=task.score(tenant.labels, examples, answers))
 
 
 def _check_version(tenant: TenantVersion, answered: str) -> None:

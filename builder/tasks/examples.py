@@ -71,7 +71,7 @@ class Document(Struct):
     text: str
 
     def __post_init__(self) -> None:
-        for name in ("text", "text_pair"):
+        for name in ("text", "text_pair", "positive", "negative", "pair"):
             if (text := getattr(self, name, None)) is not None and not text.strip():
                 raise ValueError(f"{name!r} is empty")
 
@@ -151,9 +151,6 @@ class Near(Document):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("positive", "negative", "pair"):
-            if (text := getattr(self, name)) is not None and not text.strip():
-                raise ValueError(f"{name!r} is empty")
         if (self.pair is None) != (self.score is None) or (self.positive is None) == (self.pair is None):
             raise ValueError("it needs either 'positive', or 'pair' and 'score'")
         if self.pair is not None and self.negative is not None:

@@ -54,13 +54,8 @@ def near_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, in
     """Returns a row for each text of an example: what it is to the example, and what it and the asking text are, as hashes."""
     asking, near = hash_of(example, "text"), hash_of(example, "pair")
     texts = (ASKS, asking), (IS_NEAR, near), (IS_FAR, hash_of(replace(example, text=example.negative), "text"))
-    rows = [[JUDGES if example.is_rated else what, _signed(own), _signed(asking)] for what, own in texts]
-    return np.array(rows, dtype=np.int64)
-
-
-def _signed(number: int) -> int:
-    """Returns the same 64 bits with a sign."""
-    return number - (1 << 64) * (number >> 63)
+    rows = [[JUDGES if example.is_rated else what, own, asking] for what, own in texts]
+    return np.array(rows, dtype=np.uint64).view(np.int64)  # torch compares only signed ones
 
 
 def unread_targets(example: Example, spans: np.ndarray, number_of: Mapping[str, int]) -> np.ndarray:

@@ -87,7 +87,7 @@ class TrainingTask:
     def compared_in(self, example: Example) -> list[tuple[str, str]]:
         """Returns the texts whose vectors are compared, each with the name of its prefix; "": the usual one."""
         assert self.embedding is not None  # it is known how they are made
-        asking, answering = ("", "") if example.is_rated else (self.embedding.asking, self.embedding.answering)
+        asking, answering = ("", "") if example.is_rated else self.embedding.sides
         texts = [(example.text, asking), (example.pair or "", answering), (example.negative, answering)]
         return texts if example.negative else texts[:2]
 

@@ -35,14 +35,14 @@ def chosen_embedding(
             named = {"prefixes": "query-prefix or --passage-prefix"}.get(name := min(given), name)
             raise InvalidInput(f"--{named} is for the task embed, and this tenant is to {task}: leave it out")
         return None
-    usual = before.embedding if before is not None else None
-    own = replace(usual if usual is not None else Embedding(config.hidden), **given)
-    own = replace(own, prefixes={**(usual.prefixes if usual is not None else {}), **own.prefixes})
+    known = before.embedding if before is not None else None
+    usual = known or Embedding(config.hidden)
+    own = replace(usual, **given | {"prefixes": {**usual.prefixes, **given.get("prefixes", {})}})
     if not 1 <= own.dimensions <= config.hidden:
         raise InvalidInput(f"--dimensions {own.dimensions}: give 1 to {config.hidden}, the width of the backbone")
-    if usual is not None and own.dimensions != usual.dimensions:
+    if known is not None and own.dimensions != known.dimensions:
         raise InvalidInput(
-            f"--dimensions {own.dimensions}: the version before has {usual.dimensions}, on which clients rely: leave it out, "
+            f"--dimensions {own.dimensions}: the version before has {known.dimensions}, on which clients rely: leave it out, "
             "or choose another --id"
         )
     return own

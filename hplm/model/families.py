@@ -297,15 +297,11 @@ MODERNBERT = ModelFamily(
 EUROBERT = ModelFamily(
     replace(LLAMA.names, body={"words": "embed_tokens", "final_norm": "norm"}, layers="layers"),
     form=lambda source: _llama_form(source) | {"pre_norm": True, "normed_words": False, "segments": 0},
-    refusals=lambda source: _scaled_positions(source.rope_parameters),
+    refusals=LLAMA.refusals,
 )
 NOMIC_BERT = ModelFamily(
     PartNames(
-        body={
-            "words": "embeddings.word_embeddings",
-            "segments": "embeddings.token_type_embeddings",
-            "norm": "embeddings.LayerNorm",
-        },
+        body={part: name for part, name in BERT.names.body.items() if part != "positions"},
         layers="layers",
         layer={**LLAMA.names.layer, "attention_norm": ["post_attention_layernorm"], "ffn_norm": ["post_mlp_layernorm"]},
         gated=True,

@@ -48,17 +48,10 @@ class Embedding:
         return [chosen + text for text in texts] if chosen else texts
 
     @property
-    def asking(self) -> str:
-        """The name of the prefix of a text that searches for others."""
-        return self._first("query")
-
-    @property
-    def answering(self) -> str:
-        """The name of the prefix of a text that is found."""
-        return self._first("passage", "document")
-
-    def _first(self, *names: str) -> str:
-        return next((name for name in names if name in self.prefixes), self.prefix)
+    def sides(self) -> tuple[str, str]:
+        """The names of the prefixes of a text that searches for others, and of those that are found."""
+        found = [[name for name in names if name in self.prefixes] for names in (("query",), ("passage", "document"))]
+        return (*found[0], self.prefix)[0], (*found[1], self.prefix)[0]
 
     @property
     def sizes(self) -> list[int]:
