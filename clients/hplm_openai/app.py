@@ -21,11 +21,12 @@ from hplm_client.settings import TENANT_HEADER
 from hplm_openai.answers import model_of
 from hplm_openai.backbones import Backbones
 from hplm_openai.completion_request import CompletionRequest
-from hplm_openai.connections import Entrance, Events, Gone, Numbered, read_body, together, while_connected, whole
+from hplm_openai.connections import Entrance, Events, Gone, Numbered, in_json, read_body, together, while_connected
 from hplm_openai.endpoints import CHATS, ENDPOINTS, OF_TENANT, Endpoint, Writing
 from hplm_openai.errors import Refused, refusal, wrong
 from hplm_openai.fields import check_model, key_in, shown
 
+UNNAMED = "dummy"  # huggingface_hub's model, where the address names it
 CLIENT_HAS_GONE = 499  # nobody reads it
 HEALTH = "/health"
 ARRIVED = "hplm-arrived"  # by it a front door says when a request arrived, so that the server counts its times from then
@@ -90,7 +91,7 @@ class Gateway:
         responses = together([self._backbones.ask(asked) for asked in several])
         try:
             if not answer.request.stream:
-                return await whole(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
+                return await in_json(answer.whole(await while_connected(request.receive, _whole(responses, len(several)))))
             # The first response is awaited here, so that an error before it has a status of its own.
             first = await while_connected(request.receive, anext(responses))
         except HplmClientError as error:
@@ -99,7 +100,7 @@ class Gateway:
 
     async def _encode(self, request: Request, endpoint: Endpoint) -> Response:
         body, own = await self._read(request)
-        return await whole(await while_connected(request.receive, self._backbones.infer(endpoint, body, **own)))
+        return await in_json(await while_connected(request.receive, self._backbones.infer(endpoint, body, **own)))
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the body of a request, and what else it says: whom it asks, with which key, id, and time of arrival."""
@@ -125,7 +126,8 @@ def _key_of(request: Request) -> str | None:
 def _model_of(request: Request, body: Mapping[str, Any]) -> str:
     """Returns the tenant that a request names by its path, its header, or as others do by the field `model`."""
     named = [*request.path_params.values(), *request.headers.getlist(TENANT_HEADER)]
-    if (field := body.get("model")) is not None or not named:
+    field = body.get("model")
+    if not named or field not in (None, UNNAMED):
         check_model(field, f", by 'model' or the header {TENANT_HEADER}")
         named.append(field)
     if len(set(named)) > 1:

@@ -89,7 +89,7 @@ async def _read(request: Request, largest: int) -> bytes:
     return bytes(body)
 
 
-async def whole(answer: Any) -> Response:
+async def in_json(answer: Any) -> Response:
     """Returns an answer in JSON. Other requests go on while it is written: thousands of vectors take a second."""
     pieces: list[bytes] = []
     for piece in _pieces(answer):

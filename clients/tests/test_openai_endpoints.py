@@ -223,6 +223,7 @@ def test_a_tenant_is_named_by_the_field_the_header_or_the_path(served, path):
         (path, None, {"model": tenant}),
         (path, own, {}),
         (f"/models/{tenant}{path}", None, {}),
+        (f"/models/{tenant}{path}", None, {"model": "dummy"}),  # as huggingface_hub's `chat_completion`
         (path, own, {"model": tenant}),
     ):
         status, answer = served.post(way[0], way[1], **way[2], **body)
