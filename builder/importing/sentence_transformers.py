@@ -36,11 +36,8 @@ def read_embedding(folder: Path, config: BackboneConfig) -> Embedding:
         modules: dict[str, str] = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in listed}
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidInput(f"{path} does not list modules ({type(error).__name__}: {error}): {WRITTEN}") from None
-    kinds = [*modules]
-    if other := next((kind for kind in kinds if kind not in KINDS), None):
-        raise InvalidInput(f"{path} has a module {other}, which no tenant has: {TAKEN}")
-    if kinds not in ([*KINDS], [*KINDS[:2]]):
-        raise InvalidInput(f"{path} has the modules {', '.join(kinds)}, in this order: {TAKEN}")
+    if [*modules] not in ([*KINDS], [*KINDS[:2]]):
+        raise InvalidInput(f"{path} has the modules {', '.join(modules)}, in this order: {TAKEN}")
     read = (read_json(folder / name) if (folder / name).exists() else {} for name in (PROMPTS, LIMIT, TOKENIZER))
     prompts, own, tokenizer = read
     limit = own.get("max_seq_length") or tokenizer.get("model_max_length") or config.positions

@@ -27,17 +27,14 @@ class Embedding:
     limit: Annotated[int, Meta(ge=8)] | None = None  # tokens that it reads of a text; None: as many as the model takes
     prefix: str = ""  # the name of the one for requests that name none; "": no prefix
 
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Embedding:
-        """Reads its fields. Raises TypeError or ValueError if something is missing or wrong."""
-        found = msgspec.convert(stored, cls)
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """Raises TypeError if its parts do not belong together."""
+    def __post_init__(self) -> None:
         if self.prefix and self.prefix not in self.prefixes:
             raise TypeError(f"an embedding has no prefix {self.prefix!r}, which is its default")
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Embedding:
+        """Reads its fields. Raises ValueError if something is missing or wrong."""
+        return msgspec.convert(stored, cls)
 
     def prefixed(self, texts: Sequence[str], name: str | None = None) -> Sequence[str]:
         """Returns texts behind the prefix with this name; None: behind the default, if there is one."""

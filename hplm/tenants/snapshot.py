@@ -321,8 +321,6 @@ def checked(tenant: Tenant) -> Tenant:
         tenant.exits.check()
         if tenant.exits.record is None or tenant.task_object.same is None:
             raise TypeError(f"tenant {tenant.id!r} has the exits of another tenant")
-    if tenant.embedding is not None:
-        tenant.embedding.check()
     if tenant.task in TASKS and (tenant.embedding is not None) != tenant.task_object.is_vector:
         raise TypeError(f"tenant {tenant.id!r} has the embedding of another tenant")
     if tenant.students is not None:
