@@ -94,7 +94,7 @@ SEARCHES = [
 @app.default
 def imports(
     *, task: str = "web-library", vectors: bool = False, lower: int = 2, keep: float = 0.1, minutes: Positive = 4.0,
-    work: Path = Path(".hplm/imports"), model: OtherModel = "", device: Device = "auto",
+    steps: int | None = None, work: Path = Path(".hplm/imports"), model: OtherModel = "", device: Device = "auto",
 ) -> None:  # fmt: skip
     """Prints the scores of the checkpoint and of the tenant. The same command goes on after an interruption.
 
@@ -103,6 +103,7 @@ def imports(
     :param lower: layers of the root that are in tables
     :param keep: share of the n-grams in the table
     :param minutes: of adapting the root
+    :param steps: instead of minutes
     :param work: folder of the data, the checkpoints and the store
     """
     if not vectors and task not in QUESTIONS:
@@ -112,10 +113,10 @@ def imports(
     domains = [domain for domain in DOMAINS if domain.name in {one.domain for one in tasks}]
     sizes = PAIRS_OF if vectors else SIZES
     data = stored(home, {"sizes": sizes}, lambda: write_demo_data(home, domains, tasks, sizes, further=True))
+    options, budget = RootOptions(keep, name="imports", lower=lower), Budget(minutes) if steps is None else Budget(steps=steps)
     corpora, reports = [domain.corpus for domain in data.domains], list[dict[str, Any]]()
     for tenant in data.tenants:
-        options = RootOptions(keep, name="imports", lower=lower)
-        found = imported(model or str(minilm()), tenant, corpora, home, options, minutes, on)
+        found = imported(model or str(minilm()), tenant, corpora, home, options, budget, on)
         reports.append(found.report)
         print(f"tenant {tenant.id} is in {found.store.folder}, its checkpoint in {found.checkpoint}")
         for name, value in facts_of(found.report).items():
@@ -128,15 +129,16 @@ def imports(
 
 
 def imported(
-    model: str, task: DemoTenant, corpora: Sequence[Path], home: Path, options: RootOptions, minutes: float,
+    model: str, task: DemoTenant, corpora: Sequence[Path], home: Path, options: RootOptions, budget: Budget,
     device: torch.device,
 ) -> Imported:  # fmt: skip
     """Makes the checkpoint, the root and the tenant, where they are missing. Returns the import's report with both scores."""
     checkpoint = home / f"{task.id}-checkpoint"
-    folder = home / f"store-{options.lower}-{options.keep:g}-{minutes:g}-minutes"
+    length = f"{budget.minutes:g}-minutes" if budget.steps is None else f"{budget.steps}-steps"
+    folder = home / f"store-{options.lower}-{options.keep:g}-{length}"
     if not checkpoint.exists():
         (finetune_vectors if task.task == "embed" else finetune)(model, task, checkpoint, device)
-    store, _ = build_root(model, [*corpora], folder, options, Budget(minutes), device)
+    store, _ = build_root(model, [*corpora], folder, options, budget, device)
     own = next((corpus for corpus in corpora if corpus.parent.name == task.domain), corpora[0])
     given = Family(store.model, store.config), UnlabelledTexts([task.train, own], are_documents=True)
     matching = MatchingOptions(least=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.learning.limits import Budget
 from builder.tables.root import RootOptions
 from demo.data import DemoTenant
 from research.imports import imported, main
@@ -28,7 +29,7 @@ def test_a_checkpoint_is_finetuned_imported_and_compared_once(tmp_path: Path, ta
     folder.mkdir()
     of_task = next(one for one in (*data.tenants, near) if one.id == task)
     options = RootOptions(0.1, name="imports", lower=2)
-    given = str(save_bert(folder)), of_task, [data.domains[0].corpus], tmp_path / "work", options, 0.01, DEVICE
+    given = str(save_bert(folder)), of_task, [data.domains[0].corpus], tmp_path / "work", options, Budget(minutes=0.01), DEVICE
     with by_one_step():
         found = imported(*given)
         (tenant,) = found.store.tenants()
