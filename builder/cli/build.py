@@ -265,7 +265,7 @@ def tenant(
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
     :param fresh: start anew, from random weights
     """
-    from builder.training.build import build_tenant, warnings_of
+    from builder.training.build import build_tenant
 
     opened = open_store(store)
     check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns, vectors)
@@ -283,7 +283,7 @@ def tenant(
     )  # fmt: skip
     report = opened.report(made)
     scores = report["dev"]
-    for warning in (warnings := warnings_of(report)):
+    for warning in (warnings := report.get("warnings", [])):  # those of 0.1.0 have none
         print(warning)
     metric = scores["metric"]
     before = f"; version {report['from_version']} had {report['at_start']['dev']:.3f}" if "at_start" in report else ""

@@ -139,6 +139,7 @@ def _of_decoder(
     from builder.evaluation.comparison import compared
     from builder.evaluation.perplexity import Predictor
     from builder.evaluation.writing import evaluate_writing, longest_target, write_served
+    from builder.tasks.lookup import windows_found
     from builder.tasks.tasks import training_task
     from hplm.model.prompts import Prompts
 
@@ -151,9 +152,7 @@ def _of_decoder(
         f"{id} version {tenant.version} on {int(own.tokens.sum()):,} tokens of {len(examples):,} targets of {test}: perplexity "
         f"{own.perplexity:.2f}, which is {share:.3f} (error {error:.3f}) times the original model's {original.perplexity:.2f}"
     )
-    found = predictor.texts.window_shares
-    shortened = "".join(f", after {number} shortenings {part:.1%}" for number, part in enumerate(found[1:], 1))
-    print(f"windows found: whole {found[0]:.1%}{shortened}")
+    print(windows_found(found := predictor.texts.window_shares))
     others: dict[str, Compared | None] = {}
     evaluation: Evaluation | None = None
     if any(example.text for example in examples):  # otherwise it is plain text

@@ -40,7 +40,10 @@ def split_off(examples: Sequence[Example], share: float, seen: SeenTexts | None 
     if not 0 < len(taken) < len(examples):
         if len(free) < len(groups):  # no new text can be set apart: learned ones are, and counted in the report
             return split_off(examples, share)
-        raise InvalidInput(f"{examples[0].file}: too few different texts to take some for dev: add more, or give a --dev file")
+        raise InvalidInput(
+            f"{examples[0].file}: no texts can be taken for dev, because they are too few, too alike, or each the only one of "
+            "its label: add more, or give a --dev file"
+        )
     training, dev = ([one for number, one in enumerate(examples) if (number in taken) == in_dev] for in_dev in (False, True))
     return training, dev
 

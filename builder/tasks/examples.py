@@ -270,10 +270,14 @@ def read_labelled(
     return examples
 
 
+def first_line(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Classified) -> str:
+    return next((line for _, line in rows(path, form.__struct_fields__, columns, has_label=False)), "{}")
+
+
 def has_labels(path: Path, columns: Columns = AS_TRAINED, form: type[Line] = Classified) -> bool:
     """Whether a file of texts has labels: those of its first line speak for all. Plain text has none. `form`: with labels."""
-    _, line = next(rows(path, form.__struct_fields__, columns, has_label=False), (1, "{}"))
-    return _fits(dict[str, Any], line) and not LABELS.isdisjoint(from_json(line, dict[str, Any]))
+    line = first_line(path, columns, form)
+    return fits(dict[str, Any], line) and not LABELS.isdisjoint(from_json(line, dict[str, Any]))
 
 
 def read_corpus(paths: Iterable[Path], progress: Progress | None = None) -> Iterator[str]:
@@ -294,7 +298,7 @@ def _documents(
     found = rows(path, form.__struct_fields__, columns, progress=progress, has_label=False)
     if (first := next(found, None)) is None:
         raise InvalidInput(f"{path} is empty: it needs one text a line")
-    is_json = is_table(path) or content_suffix(path) in (".jsonl", ".json") or _fits(dict[str, Any], first[1])
+    is_json = is_table(path) or content_suffix(path) in (".jsonl", ".json") or fits(dict[str, Any], first[1])
     for number, line in chain([first], found):
         yield _decoded(read, line, path, number).example(path, number) if is_json else Example(path, number, line)
 
@@ -309,7 +313,8 @@ def _read(line: str, form: type[T]) -> T:
     return msgspec.convert(from_json(line, Foreign).ours(), form)
 
 
-def _fits(form: type, line: str) -> bool:
+def fits(form: type, line: str) -> bool:
+    """Whether a line has this form."""
     try:
         _read(line, form)
     except msgspec.MsgspecError:
@@ -325,9 +330,9 @@ def _decoded(
     try:
         return _read(line, form)
     except msgspec.MsgspecError as error:
-        if not _fits(dict[str, Any], line):
+        if not fits(dict[str, Any], line):
             wanted = "the file needs one JSON object a line"
             wanted += f": `jq -c '.[]' {path}` writes those of an array" if line.startswith("[") else f", or {SAVE_AS}"
-        elif fits := next((task for task, other in forms.items() if _fits(other, line)), None):
-            wanted += f", and this one is for --task {fits}"
+        elif found := next((task for task, other in forms.items() if fits(other, line)), None):
+            wanted += f", and this one is for --task {found}"
         raise InvalidInput(f"{path}:{number}: {error}: {wanted}") from None

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.store.store import TenantVersion
-from builder.tasks.examples import Example
+from builder.tasks.examples import Example, Faulty, raised
 from hplm.adapters.heads import SIZES
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 
 # Limits of the values of a regression, because its head is stored in 16 bits.
 FARTHEST_MEAN = {"fp16": 100.0, "bf16": 12.0}  # standard deviations from 0
@@ -64,16 +64,17 @@ def check_near(examples: Sequence[Example], dtype: str) -> None:
         raise InvalidInput(f"{rated.where}: a rated pair only judges (--dev, --test): give lines with 'positive' to learn from")
 
 
-def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str) -> None:
+def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str, faulty: Faulty = raised) -> None:
     """Refuses labels that do not occur in the training data."""
-    known, listed = set(labels), ", ".join(labels[:10]) + (f", ... {len(labels)} in all" if len(labels) > 10 else "")
+    known, listed = set(labels), some(labels, most=10)
     for example in examples:
-        for label in example.labels:
-            if label not in known:
-                raise InvalidInput(
-                    f"{example.where}: label {label!r} does not occur in {source}: "
-                    f"correct it, or train with examples of it (known: {listed})"
+        if unknown := next((label for label in example.labels if label not in known), None):
+            faulty(
+                InvalidInput(
+                    f"{example.where}: label {unknown!r} does not occur in {source}: correct it, or train with examples "
+                    f"of it (known: {listed})"
                 )
+            )
 
 
 def check_answers(before: TenantVersion, task: str, labels: list[str]) -> None:
@@ -81,10 +82,10 @@ def check_answers(before: TenantVersion, task: str, labels: list[str]) -> None:
     changed = []
     if task != before.task:
         changed.append(f"its task is {before.task}, not {task}")
-    if added := sorted(set(labels) - set(before.labels)):
-        changed.append(f"it does not have the labels {added}")
-    if missing := sorted(set(before.labels) - set(labels)):
-        changed.append(f"its labels {missing} are missing")
+    if added := sorted(map(repr, set(labels) - set(before.labels))):
+        changed.append(f"it does not have the labels {some(added)}")
+    if missing := sorted(map(repr, set(before.labels) - set(labels))):
+        changed.append(f"its labels {some(missing)} are missing")
     if changed:
         raise InvalidInput(
             f"tenant {before.id!r} has a version {before.version} and an update keeps task and labels, but "

@@ -85,6 +85,12 @@ class Pack:
     targets: Tensor
 
 
+def windows_found(shares: Sequence[float]) -> str:
+    """`shares`: those of `Texts`, or of their report."""
+    shortened = "".join(f", after {number} shortenings {share:.1%}" for number, share in enumerate(shares[1:], 1))
+    return f"windows found: whole {shares[0]:.1%}{shortened}"
+
+
 class Reader:
     """Looks texts up in one domain's chain."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -113,7 +114,7 @@ def _cells(path: Path, progress: Progress | None) -> Iterator[tuple[int, Row]]:
     reader = csv.reader(chain([first], content), delimiter=max(SEPARATORS, key=first.count), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        if twice := next((name for name in header if header.count(name) > 1), None):
+        if twice := next((name for name, count in Counter(header).items() if count > 1), None):
             raise InvalidInput(f"{path}: two columns are named {twice[:SAID]!r}: rename one")
         for cells in filter(any, reader):
             if len(cells) != len(header):

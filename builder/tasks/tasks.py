@@ -24,6 +24,8 @@ from builder.tasks.examples import (
     Tagged,
     Valued,
     Written,
+    first_line,
+    fits,
     hash_of,
     raised,
     read_labelled,
@@ -123,6 +125,12 @@ class TrainingTask:
             return labels_in(examples, self.fewest_labels)
         is_open = self.served.further_label and not all(example.answers for example in examples)  # some have no answer
         return [*fixed, self.served.further_label] if is_open else fixed
+
+
+def task_in(path: Path, columns: Columns = AS_TRAINED) -> str:
+    """Returns the first task whose form a file's first line has; `classify` if it has none."""
+    line = first_line(path, columns)
+    return next((name for name, task in TRAINING_TASKS.items() if fits(task.line, line)), "classify")
 
 
 def training_task(name: str) -> TrainingTask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,21 @@ from builder.store.store import Store, TenantVersion, check_name
 from builder.tables.build_folder import locked_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.columns import AS_TRAINED, Columns
-from builder.tasks.examples import Example, hash_of
+from builder.tasks.examples import Example
 from builder.tasks.labels import check_answers
-from builder.tasks.lookup import Reader, Texts
+from builder.tasks.lookup import Reader
 from builder.tasks.scores import by_label
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of, reported
 from builder.training.generating import PromptReader, WrittenData
+from builder.training.quality import cut, described, looked_up
 from builder.training.start import ANEW, check_form, chosen_embedding, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
 from hplm.model.config import BackboneConfig
 from hplm.tasks.tasks import GENERATE, check_backbone
 
-FEW_DEV = 5  # warn if there are fewer dev texts
-UNEVEN = 20  # warn if one label has so many times as many texts as another
 WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 
 
@@ -104,8 +102,9 @@ def build_tenant(
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, files, data, trained)}
-        judged = sum(hash_of(example) in data.seen.learned for example in data.dev.examples)
-        report["dev_texts_learned"] = judged
+        report["warnings"] = [*data.warnings, *cut(data.train)]
+        if not report["kept_epoch"]:
+            report["warnings"].append(f"every epoch made the dev score worse, so the weights are those of version {start}")
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
         report["bytes"] = size
@@ -156,39 +155,14 @@ def delete_tenant(store: Store, tenant_id: str) -> list[int]:
 
 
 def _report(inputs: dict[str, Any], files: tuple[Path, Path | None], data: Data, trained: Trained) -> dict[str, Any]:
-    counts = _counts(data.train)
     training = {"file": str(files[0].resolve()), "digest": inputs["training"]}
     dev = {"file": str(files[1].resolve()), "digest": inputs["dev"]} if files[1] is not None else training
     return {
-        "training": {**training, **_described(data.train)},
-        "dev": {**dev, **_described(data.dev), **trained.scores.described()},
-        "imbalance": round(max(counts.values()) / min(counts.values()), 1) if counts else 1.0,
-        "labels_without_examples": [label for label in data.labels if label not in counts] if counts else [],
+        "training": {**training, **described(data.train.examples), **looked_up(data.train)},
+        "dev": {**dev, **described(data.dev.examples), **looked_up(data.dev), **trained.scores.described()},
         **mistakes_of(trained, data),
         **trained.report,
     }
-
-
-def warnings_of(report: dict[str, Any]) -> list[str]:
-    """Returns warnings about the data and the training that affect how far the scores can be trusted."""
-    said, counts = [], report["training"]["label_counts"]
-    if report["imbalance"] >= UNEVEN:
-        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-        said.append(f"labels are uneven: {most!r} {counts[most]:,} times, {least!r} {counts[least]:,}; look at macro_f1 too")
-    if cut := report["training"]["texts_cut"]:
-        said.append(f"{cut:,} of {report['training']['texts']:,} texts are longer than the model takes and were cut")
-    texts, paired = report["training"]["texts"], report["training"].get("texts_with_pair", 0)
-    if 0 < paired < texts:
-        said.append(f"{paired:,} of {texts:,} texts have a text_pair, the others have none")
-    if learned := report.get("dev_texts_learned"):
-        said.append(f"{learned:,} of {report['dev']['texts']:,} dev texts were learned, now or before: the score says little")
-    if report["dev"]["texts"] < FEW_DEV:
-        said.append(f"dev texts: {report['dev']['texts']}, too few for a score that says anything")
-    if absent := report.get("labels_without_examples"):
-        said.append(f"the data have no examples of {', '.join(absent[:10])}: the tenant forgets such labels; add earlier data")
-    if not report["kept_epoch"]:
-        said.append(f"every epoch made the dev score worse, so the weights are those of version {report['from_version']}")
-    return said
 
 
 def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, Any]) -> bool:
@@ -196,20 +170,6 @@ def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, An
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
         return step.saved_plan == {"version": version, "from_version": ANEW, **step.inputs}
     return wanted in (None, report["from_version"])
-
-
-def _described(texts: Texts) -> dict[str, Any]:
-    return {
-        "texts": len(texts.examples),
-        "texts_cut": texts.cut,
-        "texts_with_pair": sum(example.pair is not None for example in texts.examples),
-        "label_counts": dict(sorted(_counts(texts).items())),
-        "windows_found": texts.window_shares,
-    }
-
-
-def _counts(texts: Texts) -> Counter[str]:
-    return Counter(label for example in texts.examples for label in example.labels)
 
 
 def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:

@@ -145,6 +145,8 @@ def main(argv: list[str] | None = None) -> int:
     name = f"hplm {words[0]}" if words else "hplm"
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "1")  # progress bars that nobody watches write one line a second at most
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a file's name may be no UTF-8
     if {*words[:1]} & COMPUTING:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported
     try:

@@ -105,6 +105,7 @@ NEED_THE_BUILDER = [
         "build counts --corpus x --to x --store x",
         "build tenants x --store x",
         "build tenant --id x --task tag --train x --store x",
+        "check --train x",
         "import --id x --from x --store x",
         "export --store x",
     ),

@@ -14,7 +14,6 @@ from builder.store.store import Store
 from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
 from builder.students.team import StudentTeam
-from builder.training.build import warnings_of
 from testing.random_store import TOY
 from testing.reference import Reference
 from tests.builder.training.small_tenants import STILL, TASKS, learn, made, weights
@@ -134,7 +133,7 @@ def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, t
     assert report["exams"][1]["score"] < report["at_start"]["dev"] and report["kept_step"] == 0
     before, after = (weights(store, "multilabel", version) for version in (1, 2))
     assert all(torch.equal(part, after[name]) for name, part in before.items())
-    assert any(mentions(warning, 1) for warning in warnings_of(report))
+    assert any(mentions(warning, 1) for warning in report["warnings"])
 
 
 @pytest.fixture(scope="module")
