@@ -37,12 +37,12 @@ class Embedding:
         return msgspec.convert(stored, cls)
 
     def prefixed(self, texts: Sequence[str], name: str | None = None) -> Sequence[str]:
-        """Returns texts behind the prefix with this name; None: behind the default, if there is one."""
+        """Returns texts behind the prefix with this name; None: behind the default, if there is one. Empty ones stay empty."""
         if name and name not in self.prefixes:
             known = f"choose {', '.join(map(repr, self.prefixes))}, or" if self.prefixes else "it has none:"
             raise InvalidInput(f"the tenant has no prefix {name!r}: {known} leave out hplm_prefix")
         chosen = self.prefixes.get(name or self.prefix, "")
-        return [chosen + text for text in texts] if chosen else texts
+        return [chosen + text if text.strip() else text for text in texts] if chosen else texts
 
     @property
     def sides(self) -> tuple[str, str]:

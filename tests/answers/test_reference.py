@@ -249,6 +249,8 @@ def test_what_a_tenant_cannot_embed_is_refused_by_name(asker):
     ):
         with pytest.raises(InvalidInput, match=mentioning(*named)):
             asker.ask(tenant, ["a"], **more)
+    with pytest.raises(InvalidInput, match=mentioning("empty")):
+        asker.ask("near", [" "], prefix="query")
     asker.answers.clear()  # none was taken
 
 
