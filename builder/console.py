@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,13 +17,33 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 SOON = 2.0  # seconds of silence
+VARIABLE = "HPLM_PROGRESS"  # names a file for another program, which gets lines of JSON
 _is_silent, _subject = ContextVar("is_silent", default=False), ContextVar("subject", default="")
+
+
+def tell(**facts: Any) -> None:
+    """Appends a line to the file of HPLM_PROGRESS, if there is one."""
+    if path := os.environ.get(VARIABLE):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] # which only its stubs have
+    """Is also told to another program, once a second."""
+
+    _told = 0.0
+
+    def display(self, *given: Any, **options: Any) -> None:
+        if (now := time.monotonic()) - self._told >= 1:
+            self._told = now
+            tell(what=self.desc.removesuffix(": "), done=self.n, of=self.total, unit=self.unit, says=self.postfix)
+        super().display(*given, **options)
 
 
 def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: Any) -> tqdm[T]:
     """Returns tqdm's bar, which passes these things on. Without a title it is not shown."""
     given: Any = things  # of the types of tqdm, none is that of a bar with or without things
-    return tqdm(given, _subject.get() + title, disable=_is_silent.get() or not title, **options)
+    return Bar(given, _subject.get() + title, disable=_is_silent.get() or not title, **options)
 
 
 def passing_bar(things: Iterable[T], title: str, **options: Any) -> tqdm[T]:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from builder.console import tell
+
 POINTS = 100  # of a learning curve
 
 
@@ -47,6 +49,7 @@ class Progress:
         found = {"step": self.steps, "score": exam.score, "loss": exam.loss, "learned": _mean(learned), **exam.facts}
         number, best = len(self.exams), self.exams[self.best] if self.exams else None
         self.exams.append(found)
+        tell(exam=number, **found)
         if best is None or (exam.score, -exam.loss) > (best["score"], -best["loss"]):
             self.best, self.least = number, exam.score - doubt * exam.error
         if exam.score >= self.least:

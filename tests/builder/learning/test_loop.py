@@ -1,5 +1,6 @@
 """The loop: it ends by its limits, keeps the right weights, and stops at a loss that is no number."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from builder import console
 from builder.learning.distil import WAY_OUT
 from builder.learning.limits import Budget, Epochs
 from builder.learning.loop import Diverged, ParameterGroup, Training, train
@@ -17,6 +19,7 @@ from tests.cli.commands import refused, run
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentioning, mentions
+from tests.support.wait import Clock
 
 
 def training_of(module, score, loss_of=None, **options):
@@ -53,6 +56,23 @@ def test_a_diverging_training_ends_at_once_and_is_not_saved(broken, tmp_path, mo
         train(training_of(module, lambda _: 0.0, loss_of), Budget(steps=100), path)
     assert seen == [0, 1, 2, 3] and torch.load(path)["progress"]["steps"] == 3
     assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+def test_another_program_is_told_once_a_second_what_is_done_and_each_exam(tmp_path, monkeypatch, with_bars):
+    monkeypatch.setenv("HPLM_PROGRESS", str(file := tmp_path / "progress.jsonl"))
+    monkeypatch.setattr(console, "time", clock := Clock(5.0))
+    with console.progress_bar(title="looking up", total=9, unit="text") as bar:
+        for _ in range(9):
+            clock.seconds += 0.5
+            bar.n += 1
+            bar.refresh()
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    common = {"what": "looking up", "of": 9, "unit": "text", "says": None}
+    assert told == [{**common, "done": done} for done in (0, 2, 4, 6, 8)]
+    file.unlink()
+    now = train(training_of(torch.nn.Linear(1, 1), lambda steps: steps / 10, exams=2), Budget(steps=30))
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one for one in told if "exam" in one] == [{"exam": number, **exam} for number, exam in enumerate(now.exams)]
 
 
 def test_epochs_that_were_interrupted_learn_each_batch_once(tmp_path, monkeypatch):
