@@ -248,9 +248,10 @@ class Lookup:
         tokenised: list[list[Found]] = []
         others: list[tuple[list[Found], int, TokenizerInput]] = []  # that cannot be read by words, and their places
         for request, own in both:
-            found: list[Found] = [*islice(read, len(own))] if request.by_words else [b""] * len(own)
+            words = islice(read, len(own)) if request.by_words else [b""] * len(own)
             if request.limit is not None:
-                found = [one if len(one) <= ITEM * request.limit else b"" for one in found]
+                words = [one if len(one) <= ITEM * request.limit else b"" for one in words]
+            found: list[Found] = [*words]
             if not all(found):
                 others += [(found, at, request.given(own[at])) for at, one in enumerate(found) if not one]
             tokenised.append(found)
