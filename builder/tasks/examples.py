@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,11 +28,15 @@ Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbe
 T = TypeVar("T")
 LABELS = {"label", "labels", "tags", "answers", "messages"}  # names of the fields that hold labels
 FOREIGN = re.compile(r'"messages"\s*:|"labels"\s*:\s*\{')  # of other services
-Faulty = Callable[[InvalidInput], object]  # takes what is wrong with a line: raises it, or keeps it for later
+MOST_FAULTS = 20  # of a file, that are looked for
 
 
-def raised(error: InvalidInput) -> None:
-    raise error
+class Faults(InvalidInput):
+    """Lines of a file are wrong. It says what is wrong with the first one."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(faults[0] + f". Other lines are wrong too: `hplm check` names {len(faults)}" * (len(faults) > 1))
+        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -252,20 +256,23 @@ class Bare(Struct):
 Line = Document | Tagged | Written
 
 
-def read_labelled(
-    path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED, faulty: Faulty = raised
-) -> list[Example]:
-    """Returns the lines or rows of a file without the faulty ones. `forms`: of the lines of all tasks."""
-    form, examples, number = forms[task], list[Example](), 0
+def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], columns: Columns = AS_TRAINED) -> list[Example]:
+    """Returns the lines or rows of a file, at least one. `forms`: of the lines of all tasks."""
+    form, examples, faults = forms[task], list[Example](), list[str]()
     wanted = f"a line for task {task} is like {form.shape}"
-    for number, line in rows(path, form.__struct_fields__, columns, is_number=form is Valued):
+    found = rows(path, form.__struct_fields__, columns, is_number=form is Valued)
+    while len(faults) < MOST_FAULTS:
         try:
-            examples.append(_decoded(form, line, path, number, wanted, forms).example(path, number))
+            if (row := next(found, None)) is None:
+                break
+            examples.append(own := _decoded(form, row[1], path, row[0], wanted, forms).example(path, row[0]))
             if form is not Written:  # a decoder drops the beginning of a prompt
-                check_length(examples[-1].text, examples[-1].pair, f"{path}:{number}: ")
+                check_length(own.text, own.pair, f"{own.where}: ")
         except InvalidInput as error:
-            faulty(error)
-    if not number:
+            faults.append(str(error))
+    if faults:
+        raise Faults(faults)
+    if not examples:
         raise InvalidInput(f"{path} is empty: it needs one JSON object a line, like {form.shape}")
     return examples
 

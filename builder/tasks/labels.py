@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.store.store import TenantVersion
-from builder.tasks.examples import Example, Faulty, raised
+from builder.tasks.examples import MOST_FAULTS, Example, Faults
 from hplm.adapters.heads import SIZES
 from hplm.errors import InvalidInput, some
 
@@ -64,17 +64,13 @@ def check_near(examples: Sequence[Example], dtype: str) -> None:
         raise InvalidInput(f"{rated.where}: a rated pair only judges (--dev, --test): give lines with 'positive' to learn from")
 
 
-def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str, faulty: Faulty = raised) -> None:
+def check_labels(examples: Sequence[Example], labels: Sequence[str], source: str) -> None:
     """Refuses labels that do not occur in the training data."""
     known, listed = set(labels), some(labels, most=10)
-    for example in examples:
-        if unknown := next((label for label in example.labels if label not in known), None):
-            faulty(
-                InvalidInput(
-                    f"{example.where}: label {unknown!r} does not occur in {source}: correct it, or train with examples "
-                    f"of it (known: {listed})"
-                )
-            )
+    unknown = [(example.where, label) for example in examples for label in example.labels if label not in known]
+    if unknown:
+        way_out = f"does not occur in {source}: correct it, or train with examples of it (known: {listed})"
+        raise Faults([f"{where}: label {label!r} {way_out}" for where, label in unknown[:MOST_FAULTS]])
 
 
 def check_answers(before: TenantVersion, task: str, labels: list[str]) -> None:

@@ -16,7 +16,6 @@ from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import (
     Classified,
     Example,
-    Faulty,
     Line,
     ManyLabelled,
     Near,
@@ -27,7 +26,6 @@ from builder.tasks.examples import (
     first_line,
     fits,
     hash_of,
-    raised,
     read_labelled,
 )
 from builder.tasks.labels import check_answerable, check_near, check_values, labels_in, mean_and_spread
@@ -93,9 +91,8 @@ class TrainingTask:
         texts = [(example.text, asking), (example.pair or "", answering), (example.negative, answering)]
         return texts if example.negative else texts[:2]
 
-    def read(self, path: Path, columns: Columns = AS_TRAINED, faulty: Faulty = raised) -> list[Example]:
-        forms = {name: task.line for name, task in TRAINING_TASKS.items()}
-        return read_labelled(path, self.served.name, forms, columns, faulty)
+    def read(self, path: Path, columns: Columns = AS_TRAINED) -> list[Example]:
+        return read_labelled(path, self.served.name, {name: task.line for name, task in TRAINING_TASKS.items()}, columns)
 
     def unlabelled(self) -> TrainingTask:
         """Returns the task of texts without labels: nothing is learned from them."""

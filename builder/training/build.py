@@ -26,7 +26,7 @@ from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of, reported
 from builder.training.generating import PromptReader, WrittenData
-from builder.training.quality import cut, described, looked_up
+from builder.training.quality import described, doubts
 from builder.training.start import ANEW, check_form, chosen_embedding, chosen_start, form_of
 from builder.training.teachers import Teacher
 from hplm.errors import InvalidInput
@@ -102,7 +102,7 @@ def build_tenant(
         )  # fmt: skip
         store.chain(*stands_on)  # fails if the domain was deleted meanwhile: the report reads its table
         report = {"task": task, "from_version": start, **_report(asked, files, data, trained)}
-        report["warnings"] = [*data.warnings, *cut(data.train)]
+        report["warnings"] = doubts(data)
         if not report["kept_epoch"]:
             report["warnings"].append(f"every epoch made the dev score worse, so the weights are those of version {start}")
         adapter, head = trained.model.stored()
@@ -158,8 +158,8 @@ def _report(inputs: dict[str, Any], files: tuple[Path, Path | None], data: Data,
     training = {"file": str(files[0].resolve()), "digest": inputs["training"]}
     dev = {"file": str(files[1].resolve()), "digest": inputs["dev"]} if files[1] is not None else training
     return {
-        "training": {**training, **described(data.train.examples), **looked_up(data.train)},
-        "dev": {**dev, **described(data.dev.examples), **looked_up(data.dev), **trained.scores.described()},
+        "training": {**training, **described(data.train)},
+        "dev": {**dev, **described(data.dev), **trained.scores.described()},
         **mistakes_of(trained, data),
         **trained.report,
     }

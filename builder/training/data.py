@@ -20,12 +20,10 @@ from builder.store.version import Weights
 from builder.tables.text_files import digest_of_files
 from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.division import seen_after, split_again, split_off
-from builder.tasks.examples import Example, Faulty, raised
 from builder.tasks.labels import check_answers, check_labels
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import Rows, TrainingTask, training_task
-from builder.training.quality import doubts
 from hplm.model.config import BackboneConfig
 from hplm.tenants.embedding import Embedding
 
@@ -44,7 +42,6 @@ class Data:
     device: torch.device
     start: Weights | None = None  # the adapter and the head to train on; None: random ones
     seen: SeenTexts = NO_TEXTS  # of this training, and by the start
-    warnings: Sequence[str] = ()  # about the data
 
     @property
     def config(self) -> BackboneConfig:
@@ -94,40 +91,6 @@ class Data:
         return self.task.score(self.labels, texts.examples, self.answers(texts, logits))
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The examples of a training."""
-
-    labels: list[str]
-    train: list[Example]
-    dev: list[Example]
-    seen: SeenTexts
-    warnings: list[str]
-
-
-def parts_of(
-    task: TrainingTask, training: list[Example], held: list[Example] | None, *, known: TenantVersion | None = None,
-    dtype: str = "fp16", before: SeenTexts | None = None, again: bool = False, faulty: Faulty = raised,
-) -> Parts:  # fmt: skip
-    """Checks what was read, and takes the dev part from the training file if there is no dev file.
-
-    `before`: what the start has seen; None: it has no start. Other arguments are those of `read_data`.
-    """
-    labels, seen, given = task.labels(training), before or NO_TEXTS, training
-    if known is not None:
-        if set(labels) == set(known.labels) or (before is not None and set(labels) < set(known.labels)):
-            labels = list(known.labels)  # the start knows labels that the new data lack
-        check_answers(known, task.served.name, labels)
-    if held is not None:
-        check_labels(held, labels, str(training[0].file), faulty)
-    else:
-        training, held = (split_again if again else split_off)(training, DEV_SHARE, seen)
-    if task.check is not None:
-        task.check(training, dtype)
-    seen = seen_after(seen, training, held)
-    return Parts(labels, training, held, seen, doubts(task, labels, given, training, held, seen))
-
-
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
     known: TenantVersion | None = None, dtype: str = "fp16", start: TenantVersion | None = None, again: bool = False,
@@ -139,12 +102,22 @@ def read_data(
     to train on. `again`: the file is divided as it was for that version.
     """
     own = training_task(task).of(embedding)
-    before = reader.store.seen(start) if start is not None else None
-    training, held = own.read(train, columns), own.read(dev, columns) if dev is not None else None
-    parts = parts_of(own, training, held, known=known, dtype=dtype, before=before, again=again)
-    learned, judged = (reader.read(part, own, parts.labels) for part in (parts.train, parts.dev))
+    training = own.read(train, columns)
+    labels = own.labels(training)
+    if known is not None:
+        if set(labels) == set(known.labels) or (start is not None and set(labels) < set(known.labels)):
+            labels = list(known.labels)  # the start knows labels that the new data lack
+        check_answers(known, task, labels)
+    before = reader.store.seen(start) if start is not None else NO_TEXTS
+    if dev is not None:
+        check_labels(held := own.read(dev, columns), labels, str(train))
+    else:
+        training, held = (split_again if again else split_off)(training, DEV_SHARE, before)
+    if own.check is not None:
+        own.check(training, dtype)
+    learned, judged = (reader.read(part, own, labels) for part in (training, held))
     weights = reader.store.tenant_weights(start) if start is not None else None
-    return Data(reader, own, parts.labels, learned, judged, device, weights, parts.seen, parts.warnings)
+    return Data(reader, own, labels, learned, judged, device, weights, seen_after(before, training, held))
 
 
 def file_of(part: Mapping[str, Any], moved: Sequence[Path] = ()) -> Path | None:

@@ -13,7 +13,7 @@ from builder.tables.text_files import LONGEST_LINE
 from builder.training.data import read_data
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
-from testing.toy import WORDS
+from testing.toy import WORDS, make_decoder
 from tests.builder.training.small_tenants import made, write
 from tests.cli.commands import printed, refused, run
 from tests.support.device import DEVICE
@@ -118,7 +118,7 @@ def test_a_bad_file_is_named_with_its_line_as_a_training_names_it_and_leaves_not
         fault, *others = found["faults"]
         assert not others or kind == "array"
         assert mentions(fault, f"{file}:{line}" if line else file, *named) and len(fault) < 1000, fault
-        assert fault == reasons(file)
+        assert reasons(file).startswith(fault) and mentions(reasons(file), "hplm check") == bool(others)
     assert len([*tmp_path.iterdir()]) == count
 
 
@@ -136,18 +136,19 @@ def test_a_name_that_is_no_file_is_refused(name, tmp_path, capsys):
 
 def test_up_to_twenty_faults_are_named_and_others_are_not_made_of_them(tmp_path, capsys):
     rows = [{**row, "label": None if i % 2 else "x"} for i, row in enumerate(good(random.Random(0), 24))]
-    few, dev = write(tmp_path / "few.jsonl", rows), write(tmp_path / "dev.jsonl", [labelled("z"), {"text": ""}])
-    *named, last = printed(capsys, "check", "--train", few, "--dev", dev, status=1).splitlines()
-    assert [one.split(" ")[0] for one in named] == [*(f"{few}:{i}:" for i in range(2, 25, 2)), f"{dev}:2:"]
+    few, dev = tmp_path / "few.jsonl", tmp_path / "dev.jsonl"
+    few.write_bytes(lines([*rows, b"\xff"]))  # at which the reading ends
+    *named, last = printed(capsys, "check", "--train", few, status=1).splitlines()
+    assert [one.split(" ")[0] for one in named] == [*(f"{few}:{i}:" for i in range(2, 25, 2)), f"{few}:25:"]
     assert mentions(last, 13, "hplm build tenant")
     many = write(tmp_path / "many.jsonl", [labelled("")] * 60)
     *named, last = printed(capsys, "check", "--train", many, status=1).splitlines()
     assert len(named) == 20 and mentions(named[-1], f"{many}:20") and mentions(last, "20 or more")
     train = write(tmp_path / "train.jsonl", good(random.Random(0)))
-    *named, _ = printed(
-        capsys, "check", "--train", train, "--dev", write(dev, [labelled(one) for one in "zxw"]), status=1
-    ).splitlines()
-    assert mentions(named[0], f"{dev}:1", "'z'") and mentions(named[1], f"{dev}:3", "'w'") and named[0] == reasons(train, dev)
+    write(dev, [labelled(one) for one in "zxw"])
+    first, second = run(capsys, "check", "--train", train, "--dev", dev, status=1)["faults"]
+    assert mentions(first, f"{dev}:1", "'z'") and mentions(second, f"{dev}:3", "'w'")
+    assert reasons(train, dev).startswith(first) and mentions(reasons(train, dev), "hplm check", 2)
 
 
 def test_doubtful_data_pass_with_warnings_and_their_lines(tmp_path, capsys):
@@ -174,7 +175,7 @@ def test_the_first_line_says_the_task_and_a_store_what_its_tables_have(task, sto
         train.write_text(train.read_text().replace("}", ".5}"))
     assert run(capsys, "check", "--train", train)["task"] == task
     before = sorted(store.folder.rglob("*"))
-    found = run(capsys, "check", "--train", train, "--store", store.folder, "--id", "new")
+    found = run(capsys, "check", "--train", train, "--store", store.folder)
     assert sum(found["training"]["windows_found"]) == pytest.approx(1, abs=1e-3) and found["training"]["texts_cut"] == 0
     said = printed(capsys, "check", "--train", train, "--store", store.folder)
     assert "windows found: whole" in said and sorted(store.folder.rglob("*")) == before
@@ -186,5 +187,15 @@ def test_texts_that_are_cut_and_options_of_a_store_are_named(store, tmp_path, ca
     assert mentions(printed(capsys, *of, "--store", store.folder), "1 of 13 texts", "cut")
     assert mentions(refused(capsys, *of, "--domain", "bio"), "--domain", "--store")
     assert mentions(refused(capsys, *of, "--domain", "bio", "--store", store.folder), "'bio'")
-    assert mentions(refused(capsys, *of, "--id", "../x", "--store", store.folder), "'../x'")
     assert mentions(printed(capsys, *of, "--task", "generate", "--store", store.folder, status=1), "generate", "decoder")
+
+
+def test_a_decoders_data_are_prompts_and_chats(tmp_path, capsys):
+    store = make_decoder(tmp_path / "store", [], [])
+    rows = [{"text": f"{word} {i}", "target": f" {word}"} for i, word in enumerate(WORDS[:40])]
+    train = write(tmp_path / "a.jsonl", [*rows, rows[0] | {"target": " b"}])
+    found = run(capsys, "check", "--train", train, "--store", store.folder)
+    assert found["task"] == "generate" and found["training"]["texts"] > 30 and len(found["training"]["windows_found"]) == 1
+    assert not mentions(found["warnings"], "again"), "a prompt may be followed by several texts"
+    classified = write(tmp_path / "b.jsonl", good(random.Random(0)))
+    assert mentions(printed(capsys, "check", "--train", classified, "--store", store.folder, status=1), "'target'", "classify")
