@@ -33,11 +33,11 @@ class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] # which only its 
 
     _told = 0.0
 
-    def display(self, *given: Any, **options: Any) -> None:
+    def display(self, *given: Any, **options: Any) -> Any:  # whether it was shown, which its stubs do not say
         if (now := time.monotonic()) - self._told >= 1:
             self._told = now
             tell(what=self.desc.removesuffix(": "), done=self.n, of=self.total, unit=self.unit, says=self.postfix)
-        super().display(*given, **options)
+        return super().display(*given, **options)
 
 
 def progress_bar(things: Iterable[T] | None = None, title: str = "", **options: Any) -> tqdm[T]:
