@@ -148,7 +148,7 @@ def test_another_import_is_the_next_version_and_keeps_the_labels(store):
     for part in ("weight", "bias"):
         assert torch.equal(stored_head[part], head.weights[part].half()[[1, 0, 2]])
     assert torch.equal(stored_head["dense"], head.weights["dense"].half())
-    with pytest.raises(InvalidInput, match=mentioning("'acme'", "['a', 'b', 'c']", "--id")):
+    with pytest.raises(InvalidInput, match=mentioning("'acme'", "'a', 'b', 'c'", "--id")):
         import_tenant(store, "acme", FIXTURES / "peft-pooler", ImportOptions(labels=["a", "b", "c"]), DEVICE)
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "tag", "--id")):
         import_tenant(store, "acme", FIXTURES / "peft-tag-patterns", NAMED, DEVICE)
