@@ -75,7 +75,7 @@ class Finetuned:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What users of its library have to know, for the report."""
+        """Returns what the report says of it: facts that change its answers."""
         noted = {"activation": self.activation, "limit": self.embedding.limit if self.embedding is not None else None}
         return {name: value for name, value in noted.items() if value is not None}
 

@@ -22,8 +22,7 @@ from hplm.lookup.lookup import check_length
 from hplm.model.word_spans import words_of
 
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# A server answers with labels, and many programs end a text at a NUL.
-Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\0]*$(?#no NUL)")] | Whole
+Label = Annotated[str, Meta(min_length=1, max_length=256)] | Whole
 Value = Annotated[float, Meta(ge=-1e15, le=1e15)]  # the squares of larger numbers would overflow
 T = TypeVar("T")
 LABELS = {"label", "labels", "tags", "answers", "messages"}  # names of the fields that hold labels
@@ -268,6 +267,8 @@ def read_labelled(path: Path, task: str, forms: Mapping[str, type[Line]], column
             examples.append(own := _decoded(form, row[1], path, row[0], wanted, forms).example(path, row[0]))
             if form is not Written:  # a decoder drops the beginning of a prompt
                 check_length(own.text, own.pair, f"{own.where}: ")
+            if wrong := next((label for label in own.labels if "\0" in label), None):
+                raise InvalidInput(f"{own.where}: label {wrong!r} has a NUL, at which many programs end a text: take it out")
         except InvalidInput as error:
             faults.append(str(error))
     if faults:
