@@ -14,6 +14,7 @@ from builder.importing.reports import facts_of, shown, totals
 from builder.store.resumable import replaced
 
 TEMPLATE = Path(__file__).with_name("page.html")
+MOST_CONFUSED = 10  # pairs of labels
 
 
 def tenant_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
@@ -23,7 +24,10 @@ def tenant_page(report: Mapping[str, Any], title: str, picture: Path) -> None:
     facts |= {"training texts": report["training"]["texts"], "of these cut": report["training"]["texts_cut"]}
     facts |= {f"windows found {_shortened(level)}": f"{share:.1%}" for level, share in enumerate(found)}
     facts |= {"adapter and head": f"{report['bytes'] / 1e6:.2f} MB", "trained for": duration(report["seconds"])}
-    tables = {"By label": report["by_label"], "Worst mistakes": report["mistakes"], "Epochs": report["exams"]}
+    tables = {
+        "By label": report["by_label"], "Most often confused": _confused(report.get("confusion", {})),
+        "Worst mistakes": report["mistakes"], "Epochs": report["exams"],
+    }  # fmt: skip
     _write(picture.with_name("report.html"), title, facts, tables, picture)
 
 
@@ -60,6 +64,14 @@ def _write(
     path.parent.mkdir(exist_ok=True)
     with replaced(path) as writing:
         writing.write_text(template.render(title=title, facts=facts, tables=tables, picture=shown), "utf-8")
+
+
+def _confused(confusion: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+    wrong = [
+        {"right": right, "answered": answered or "(none)", "times": count}
+        for right, answers in confusion.items() for answered, count in answers.items() if answered != right
+    ]  # fmt: skip
+    return sorted(wrong, key=lambda pair: -pair["times"])[:MOST_CONFUSED]
 
 
 def _shortened(level: int) -> str:

@@ -89,12 +89,13 @@ def check_confusion(tenant: TenantVersion) -> None:
 
 def draw_confusion(evaluation: Evaluation, path: Path) -> None:
     """Draws right labels against answered labels, as shares of the right label."""
+    import numpy as np
+
     from builder.tasks.scores import confusion
 
     tenant = evaluation.tenant
-    wanted = [label for example in evaluation.texts.examples for label in example.labels]
-    answered = [label for answer in evaluation.answers for label in answer]
-    pairs = confusion(tenant.labels, wanted, answered)
+    counts = confusion(evaluation.texts.examples, evaluation.answers)
+    pairs = np.array([[counts.get(right, {}).get(one, 0) for one in (*tenant.labels, "")] for right in tenant.labels])
     answers = [*tenant.labels, "(none)"] if pairs[:, -1].any() else list(tenant.labels)
     pairs = pairs[:, : len(answers)]
     shares = pairs / pairs.sum(1, keepdims=True).clip(1)

@@ -21,7 +21,7 @@ from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example
 from builder.tasks.labels import check_answers
 from builder.tasks.lookup import Reader
-from builder.tasks.scores import by_label
+from builder.tasks.scores import by_label, confusion
 from builder.tasks.tasks import TrainingTask, training_task
 from builder.training.data import Data, read_data
 from builder.training.finetuning import Train, Trained, TrainingOptions, adapter_of, finetune, logits_of, reported
@@ -173,7 +173,7 @@ def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, An
 
 
 def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
-    """Returns the part of a report that says how often each label is right, and the wrong answers with the largest loss."""
+    """Returns the part of a report that counts right and wrong answers by label, and shows those with the largest loss."""
     task, texts = data.task, data.dev
     logits = logits_of(trained.body, trained.model, data, texts)
     losses = [
@@ -192,7 +192,8 @@ def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:
     known: list[dict[str, Any]] = []
     if task.served.has_head and not task.served.fixed_labels:
         known = by_label(data.labels, examples, answers, task.one_label_a_row)
-    return {"by_label": known, "mistakes": worst}
+    confused = {"confusion": confusion(examples, answers)} if task.one_label_a_row else {}
+    return {"by_label": known, **confused, "mistakes": worst}
 
 
 def shown(example: Example) -> str:

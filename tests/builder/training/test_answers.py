@@ -31,7 +31,8 @@ def test_scores_of_labels_equal_their_definitions():
     assert (scores.rows, scores.metric, scores.main) == (8, "accuracy", pytest.approx(5 / 8))
     assert scores.values["macro_f1"] == pytest.approx(sum(f1) / 3) and scores.values["majority_share"] == pytest.approx(0.5)
     assert score(["a", "b"], classified("aa"), [["a"], ["b"]]).values["macro_f1"] == pytest.approx(1 / 3)
-    assert confusion(["a", "b"], ["a", "a", "b"], ["b", "", "b"]).tolist() == [[0, 1, 1], [0, 1, 0]]  # "": no answer
+    pairs = confusion(classified("aaabb"), [["b"], [""], ["b"], ["b"], ["b"]])
+    assert pairs == {"a": {"b": 2, "": 1}, "b": {"b": 2}} and [*pairs["a"]] == ["b", ""]  # "": no answer
     examples = [
         example(1, "t", labels=("a", "b")),
         example(2, "t", labels=()),

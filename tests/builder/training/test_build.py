@@ -90,8 +90,16 @@ def check_page(page, report):
     for shown in (*(row["label"] for row in report["by_label"]), *(mistake["text"] for mistake in report["mistakes"])):
         assert html.escape(shown, quote=False) in page
     assert bool(report["by_label"]) == (report["task"] not in ("regress", "span", "embed"))
-    if report["task"] == "classify":
+    if report["task"] in ("classify", "tag"):
         assert sum(row["wanted"] for row in report["by_label"]) == report["dev"]["rows"]
+        for row in report["by_label"]:
+            own = report["confusion"].get(row["label"], {})
+            assert (sum(own.values()), own.get(row["label"], 0)) == (row["wanted"], row["right"])
+            assert sum(other.get(row["label"], 0) for other in report["confusion"].values()) == row["answered"]
+        confused = any(row["right"] < row["wanted"] for row in report["by_label"])
+        assert ("Most often confused" in page) == confused
+    else:
+        assert "confusion" not in report
 
 
 def test_training_changes_no_shared_layer(trained, learnable):
