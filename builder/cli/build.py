@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from builder.cli.options import ColumnNames, PartOption, open_store
+from builder.cli.options import ColumnNames, PartOption, open_store, wanted_start
 from builder.part import WHOLE
 from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.options import (
@@ -278,7 +278,7 @@ def tenant(
         return {"tenant": made.id, "version": made.version, "task": made.task}
     assert train is not None  # it was checked
     made = build_tenant(
-        opened, id, domain, task, train, dev, from_version=0 if fresh else from_version, device=device_of(device),
+        opened, id, domain, task, train, dev, from_version=wanted_start(from_version, fresh), device=device_of(device),
         teacher=training.teacher, seed=seed, columns=columns, **training.given(), **vectors.given(),
     )  # fmt: skip
     report = opened.report(made)
@@ -309,8 +309,7 @@ def check_tenant(
     check_name("tenant", id)
     if task is not None:
         check_backbone(task, store.config)
-    if fresh and from_version is not None:
-        raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
+    wanted_start(from_version, fresh)
     known = store.tenant(id)
     store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
     if store.config.is_decoder and train is None:

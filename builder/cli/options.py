@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from builder.part import Part
 from builder.tasks.columns import Columns
 from hplm.cli.options import AtLeastOne, about, read
+from hplm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from builder.store.store import Store
@@ -32,6 +33,13 @@ def open_store(folder: Path) -> Store:
     from builder.store.store import Store
 
     return Store(folder)
+
+
+def wanted_start(from_version: int | None, fresh: bool) -> int | None:
+    """Returns the version to train on, 0 for none; None: the training chooses."""
+    if fresh and from_version is not None:
+        raise InvalidInput("give either --from-version or --fresh: a tenant begins once")
+    return 0 if fresh else from_version
 
 
 def workers(

@@ -12,7 +12,7 @@ from builder.evaluation.evaluation import evaluate_weights
 from builder.importing.adapters import MERGE, read_folder
 from builder.importing.foreign import LEAVE_OUT, Foreign, check_shapes, storable, upper_adapter
 from builder.importing.heads import chosen_labels, reordered
-from builder.store.store import Store, TenantVersion
+from builder.store.store import NO_TEXTS, Store, TenantVersion
 from builder.store.version import Weights
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.examples import Example
@@ -124,5 +124,5 @@ def plain_tenant(store: Store, tenant_id: str, domain: str | None = None) -> Ten
         else:
             tenant = replace(before, version=before.version + 1, domain=domain, domain_version=version)
             weights, report = store.tenant_weights(before), store.report(before)
-        store.save_tenant(tenant, *weights, report)
+        store.save_tenant(tenant, *weights, report, seen=store.seen(before) if before is not None else NO_TEXTS)
     return tenant

@@ -31,7 +31,7 @@ def doubts(data: Data) -> list[str]:
     """Returns warnings about the data of a training."""
     training, dev, facts = data.train.examples, data.dev.examples, described(data.train)
     given = [*training, *(example for example in dev if example.file == training[0].file)]  # the whole training file
-    said, counts, texts = repeated(data.task, given), facts["label_counts"], facts["texts"]
+    said, counts, texts = repeated(data.task, [*training, *dev]), facts["label_counts"], facts["texts"]
     holding = Counter(label for example in given for label in set(example.labels))
     if single := {label: _at(example) for example in given for label in example.labels if holding[label] == 1}:
         said.append(f"labels with a single text: {some([f'{label!r} ({at})' for label, at in single.items()], NAMED)}")
@@ -53,11 +53,15 @@ def doubts(data: Data) -> list[str]:
 
 
 def repeated(task: TrainingTask, examples: Sequence[Example]) -> list[str]:
-    """Returns warnings about texts that occur again, with the same answer or another one."""
+    """Returns warnings about texts that occur again: with the same answer in a file, or with another one."""
     first, same, other = dict[int, Example](), list[str](), list[str]()
     for example in examples:
-        if (one := first.setdefault(hash_of(example), example)).line != example.line:
-            (same if _right(task, one) == _right(task, example) else other).append(f"{_at(example)} (as line {one.line})")
+        one = first.setdefault(hash_of(example), example)
+        where = f"line {one.line}" if one.file == example.file else _at(one)
+        if _right(task, one) != _right(task, example):
+            other.append(f"{_at(example)} (as {where})")
+        elif one.file == example.file and one.line != example.line:
+            same.append(f"{_at(example)} (as {where})")
     said = [f"{len(same):,} texts occur again: {some(same, NAMED)}"] if same else []
     if other and task.served.has_head:  # several texts may be near to one, or follow a prompt
         said.append(f"{len(other):,} texts occur again with another answer: {some(other, NAMED)}")

@@ -12,6 +12,7 @@ from builder.importing.folders import Importer
 from builder.importing.matching import MatchingOptions
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
+from builder.store.seen import SeenTexts
 from builder.tables.domain import DomainOptions, UpdateOptions, build_domain, update_domain
 from builder.tables.root import RootOptions, build_root
 from hplm.engine.backbone import Backbone
@@ -142,11 +143,13 @@ def test_a_tenant_goes_on_with_its_domains_newest_tables(tmp_path, capsys):
     again = ["build", "tenant", "--id", "acme", "--store", store.folder]
     printed(capsys, *again)
     assert store.tenant("acme") == tenant
+    seen = SeenTexts(frozenset({1, 2}), frozenset({3}))
+    seen.save(store.tenant_folder("acme", 1) / "seen.npz")
     give_other_values(store, "law", 1)
     updated = update_domain(store, "law", [corpus], UpdateOptions(), NO_TIME, DEVICE)
     assert rows(store.table("law", 1)).items() <= rows(updated).items()  # nothing has learned, so no row is computed again
     printed(capsys, *again)
-    assert store.tenant("acme") == replace(tenant, version=2, domain_version=2)
+    assert store.tenant("acme") == replace(tenant, version=2, domain_version=2) and store.seen(store.tenant("acme")) == seen
     weights = [store.tenant_weights(store.tenant_version("acme", version))[0] for version in (1, 2)]
     assert all(torch.equal(old[name], new[name]) for old, new in zip(*weights, strict=True) for name in old)
 

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from builder.tables.text_files import LONGEST_LINE
+from builder.tasks.columns import Columns
 from builder.training.data import read_data
 from hplm.cli.main import main
 from hplm.errors import InvalidInput
 from testing.toy import WORDS, make_decoder
-from tests.builder.training.small_tenants import made, write
+from tests.builder.training.small_tenants import made, pretend, write
 from tests.cli.commands import printed, refused, run
 from tests.support.device import DEVICE
 from tests.support.message import mentions
@@ -149,6 +150,10 @@ def test_up_to_twenty_faults_are_named_and_others_are_not_made_of_them(tmp_path,
     first, second = run(capsys, "check", "--train", train, "--dev", dev, status=1)["faults"]
     assert mentions(first, f"{dev}:1", "'z'") and mentions(second, f"{dev}:3", "'w'")
     assert reasons(train, dev).startswith(first) and mentions(reasons(train, dev), "hplm check", 2)
+    dev.write_bytes(lines([*good(random.Random(0)), b"{"]))
+    assert [one.split(" ")[0] for one in run(capsys, "check", "--train", few, "--dev", dev, status=1)["faults"]][12:] == [
+        f"{few}:25:", f"{dev}:13:"
+    ]  # fmt: skip
 
 
 def test_doubtful_data_pass_with_warnings_and_their_lines(tmp_path, capsys):
@@ -164,6 +169,9 @@ def test_doubtful_data_pass_with_warnings_and_their_lines(tmp_path, capsys):
         assert [mentions(one, *named) for one in found["warnings"]].count(True) == 1, named
     assert found["training"]["texts"] + found["dev"]["texts"] == 33
     assert mentions(printed(capsys, "check", "--train", train, "--dev", train), "warning", "33 of 33", "train.jsonl:1")
+    dev = write(tmp_path / "dev.jsonl", [{**row, "label": "x"} for row in rows[:2]])
+    said = printed(capsys, "check", "--train", train, "--dev", dev)
+    assert mentions(said, "dev.jsonl:2 (as train.jsonl:2)", "2 of 2") and "dev.jsonl:1 (as" not in said
     clean = write(tmp_path / "clean.jsonl", good(random.Random(1), 60))
     assert printed(capsys, "check", "--train", clean) == "classify: 54 texts to learn, 6 dev texts, 2 labels\n"
 
@@ -179,6 +187,37 @@ def test_the_first_line_says_the_task_and_a_store_what_its_tables_have(task, sto
     assert sum(found["training"]["windows_found"]) == pytest.approx(1, abs=1e-3) and found["training"]["texts_cut"] == 0
     said = printed(capsys, "check", "--train", train, "--store", store.folder)
     assert "windows found: whole" in said and sorted(store.folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_data_of_a_next_version_are_checked_as_its_training_reads_them(store, tmp_path, capsys):
+    """Dev texts that an earlier version has learned are known after its files are gone."""
+    rows, more = good(random.Random(0), 20), good(random.Random(1), 20)
+    first, new = (write(tmp_path / f"{name}.jsonl", own) for name, own in (("first", rows), ("new", more)))
+    csv = tmp_path / "first.csv"
+    csv.write_text("".join(f"{row['text']},{row['label']}\n" for row in [{"text": "text", "label": "stars"}, *rows]))
+    pretend(store, "classify", csv, new, columns=Columns(label_column="stars"))
+    before, asked = sorted(store.folder.rglob("*")), ["check", "--store", store.folder, "--id", "acme", "--train"]
+    dev = write(tmp_path / "dev.jsonl", [{"text": row["text"], "stars": row["label"]} for row in rows[:7]])
+    train = write(tmp_path / "train.jsonl", [{"text": row["text"], "stars": row["label"]} for row in more])
+    csv.unlink()
+    for options, learned in (([], True), (["--from-version", 1], True), (["--fresh"], False)):
+        found = run(capsys, *asked, train, "--dev", dev, *options)
+        assert found["task"] == "classify" and mentions(found["warnings"], "7 of 7", "dev.jsonl:1") == learned, options
+    as_new = ["--id", "other", "--label-column", "stars"]
+    assert not mentions(run(capsys, *asked, train, "--dev", dev, *as_new)["warnings"], "7 of 7")
+    assert mentions(printed(capsys, *asked, new, status=1), new, "'stars'"), "the columns of its training"
+    plain = ["--label-column", "label"]
+    third = write(tmp_path / "third.jsonl", [*rows, labelled("z"), labelled("y"), labelled("w")])
+    assert mentions(printed(capsys, *asked, third, *plain, status=1), "'acme'", 1, "'w'", "'z'")
+    assert mentions(printed(capsys, *asked, first, *plain, "--task", "tag", status=1), "'acme'", "classify", "tag")
+    assert mentions(printed(capsys, *asked, first, *plain, "--from-version", 9, status=1), "--from-version 9", "'acme'")
+    assert mentions(refused(capsys, *asked, first, "--fresh", "--from-version", 1), "--fresh", "--from-version")
+    assert mentions(refused(capsys, "check", "--train", first, "--id", "acme"), "--id", "--store")
+    assert mentions(refused(capsys, *asked[:3], "--train", first, "--fresh"), "--fresh", "--id")
+    assert mentions(refused(capsys, *asked[:3], "--train", first, "--id", "../acme"), "../acme")
+    assert sorted(store.folder.rglob("*")) == before
 
 
 def test_texts_that_are_cut_and_options_of_a_store_are_named(store, tmp_path, capsys):
