@@ -252,8 +252,8 @@ TASK = "what it learns, such as classify or tag: docs/training.md (default: that
 def tenant(
     *, id: str, store: StoreFolder, train: Path | None = None, dev: Path | None = None,
     task: Annotated[TaskName, about(TASK)] = None, domain: str | None = None,
-    from_version: int | None = None, fresh: bool = False, training: Training = USUAL, vectors: Vectors = ANY_VECTORS,
-    seed: Seed = 0, device: Device = "auto", columns: ColumnNames = AS_TRAINED,
+    from_version: int | None = None, fresh: bool = False, new_labels: bool = False, training: Training = USUAL,
+    vectors: Vectors = ANY_VECTORS, seed: Seed = 0, device: Device = "auto", columns: ColumnNames = AS_TRAINED,
 ) -> dict:  # fmt: skip
     """Train an adapter and a head on labelled data.
 
@@ -264,11 +264,13 @@ def tenant(
     :param domain: domain of the tenant (default: that of its version before, or root)
     :param from_version: go on training this version of the tenant (default: the newest, if the training data are new)
     :param fresh: start anew, from random weights
+    :param new_labels: the data may have labels that the tenant's version before lacks: they come behind its own, which keep
+        what they have learned
     """
     from builder.training.build import build_tenant
 
     opened = open_store(store)
-    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns, vectors)
+    check_tenant(opened, id, train, dev, task, domain, from_version, fresh, training, columns, vectors, new_labels)
     if opened.config.is_decoder and train is None:
         from builder.importing.adapter_import import plain_tenant
 
@@ -279,7 +281,7 @@ def tenant(
     assert train is not None  # it was checked
     made = build_tenant(
         opened, id, domain, task, train, dev, from_version=wanted_start(from_version, fresh), device=device_of(device),
-        teacher=training.teacher, seed=seed, columns=columns, **training.given(), **vectors.given(),
+        teacher=training.teacher, seed=seed, columns=columns, new_labels=new_labels, **training.given(), **vectors.given(),
     )  # fmt: skip
     report = opened.report(made)
     scores = report["dev"]
@@ -296,11 +298,12 @@ def tenant(
 def check_tenant(
     store: Store, id: str, train: Path | None, dev: Path | None, task: str | None, domain: str | None,
     from_version: int | None, fresh: bool, training: Training, columns: Columns = AS_TRAINED,
-    vectors: Vectors = ANY_VECTORS,
+    vectors: Vectors = ANY_VECTORS, new_labels: bool = False,
 ) -> None:  # fmt: skip
     """Refuses what is wrong with the options of `hplm build tenant`, before any data are read."""
     from builder.store.store import check_name
     from builder.tables.text_files import check_file
+    from builder.tasks.labels import check_new_labels
     from builder.training.build import checked_options, chosen_task
     from builder.training.start import check_version
     from builder.training.teachers import Teacher
@@ -314,11 +317,13 @@ def check_tenant(
     store.latest(domain or (known.domain if known is not None else "root"))  # refuses an unknown one
     if store.config.is_decoder and train is None:
         reason = "works only with --train: without it a decoder's tenant takes the backbone as it is"
-        refuse_given(reason, training, columns, dev=dev, from_version=from_version, fresh=fresh)
+        refuse_given(reason, training, columns, dev=dev, from_version=from_version, fresh=fresh, new_labels=new_labels)
         return
     if train is None:
         raise InvalidInput("a tenant learns from labelled data: give --train FILE")
     task = chosen_task(store.config, id, known, task)
+    if new_labels:
+        check_new_labels(task)
     for file in (train, dev):
         if file is not None:
             check_file(file)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from builder.cli.options import ColumnNames, open_store, wanted_start
 from builder.tasks.columns import AS_TRAINED, Columns
 from hplm.cli.options import TaskName, about, device_of, refuse_given
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 
 if TYPE_CHECKING:
     from builder.store.store import Store, TenantVersion
@@ -21,7 +21,7 @@ TASK = "what is to be learned (default: that of --id, or what the first line has
 def check(
     *, train: Path, dev: Path | None = None, task: Annotated[TaskName, about(TASK)] = None, store: Path | None = None,
     domain: str | None = None, id: str | None = None, from_version: int | None = None, fresh: bool = False,
-    columns: ColumnNames = AS_TRAINED,
+    new_labels: bool = False, columns: ColumnNames = AS_TRAINED,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Name what is wrong with labelled data, without a training.
 
@@ -36,6 +36,7 @@ def check(
         its weights have learned are named, though their files may be gone
     :param from_version: the version of --id that will be trained on (default: as `hplm build tenant` chooses)
     :param fresh: none of its versions will be trained on
+    :param new_labels: the data may have labels that --id lacks
     """
     from builder.store.store import check_name
     from builder.tasks.examples import MOST_FAULTS, Faults
@@ -47,7 +48,7 @@ def check(
     if store is None:
         refuse_given("works only with --store", domain=domain, id=id)
     if id is None:
-        refuse_given("works only with --id", from_version=from_version, fresh=fresh)
+        refuse_given("works only with --id", from_version=from_version, fresh=fresh, new_labels=new_labels)
     wanted = wanted_start(from_version, fresh)
     opened, before = open_store(store) if store is not None else None, None
     if opened is not None and id is not None:
@@ -58,7 +59,7 @@ def check(
         opened.latest(domain or "root")  # refuses an unknown one
     try:
         task = task or (GENERATE if opened is not None and opened.config.is_decoder else task_in(train, columns))
-        data = _looked_up(opened, domain or "root", id, before, task, train, dev, wanted, columns)
+        data = _looked_up(opened, domain or "root", id, before, task, train, dev, wanted, new_labels, columns)
     except InvalidInput as error:
         faults = [*error.faults] if isinstance(error, Faults) else [str(error)]
         if isinstance(error, Faults) and task is not None and dev is not None:
@@ -69,15 +70,17 @@ def check(
     warnings, training, held = doubts(data), described(data.train), described(data.dev)
     for warning in warnings:
         print(f"warning: {warning}")
-    print(f"{task}: {training['texts']:,} texts to learn, {held['texts']:,} dev texts, {len(data.labels):,} labels")
+    new = data.labels[len(before.labels) :] if before is not None else []
+    of_new = f", of which new: {some([*map(repr, new)])}" * bool(new)
+    print(f"{task}: {training['texts']:,} texts to learn, {held['texts']:,} dev texts, {len(data.labels):,} labels{of_new}")
     if training["windows_found"]:
         print(windows_found(training["windows_found"]))
-    return {"task": task, "faults": [], "warnings": warnings, "training": training, "dev": held}, 0
+    return {"task": task, "faults": [], "warnings": warnings, "new_labels": new, "training": training, "dev": held}, 0
 
 
 def _looked_up(
     store: Store | None, domain: str, id: str | None, before: TenantVersion | None, task: str, train: Path, dev: Path | None,
-    wanted: int | None, columns: Columns,
+    wanted: int | None, new_labels: bool, columns: Columns,
 ) -> Data:  # fmt: skip
     """Returns the data as a training would have them. Without a store, nothing is looked up."""
     from builder.tables.text_files import digest_of_files
@@ -98,7 +101,10 @@ def _looked_up(
         version = chosen_start(store, id, before, digest_of_files(train), wanted)
         start = store.tenant_version(id, version) if version else None
     reader = (PromptReader if store.config.is_decoder else Reader)(store, domain, store.latest(domain))
-    return read_data(reader, task, train, dev, device_of("cpu"), before, start=start, columns=columns, embedding=embedding)
+    return read_data(
+        reader, task, train, dev, device_of("cpu"), before, start=start, columns=columns, embedding=embedding,
+        new_labels=new_labels,
+    )  # fmt: skip
 
 
 def _faults(task: str, file: Path, columns: Columns) -> Sequence[str]:

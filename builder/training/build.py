@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from builder.tables.build_folder import locked_tenant
 from builder.tables.text_files import digest_of_files
 from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.examples import Example
-from builder.tasks.labels import check_answers
+from builder.tasks.labels import check_answers, head_labels
 from builder.tasks.lookup import Reader
 from builder.tasks.scores import by_label, confusion
 from builder.tasks.tasks import TrainingTask, training_task
@@ -29,7 +30,7 @@ from builder.training.generating import PromptReader, WrittenData
 from builder.training.quality import described, doubts
 from builder.training.start import ANEW, check_form, chosen_embedding, chosen_start, form_of
 from builder.training.teachers import Teacher
-from hplm.errors import InvalidInput
+from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.tasks.tasks import GENERATE, check_backbone
 
@@ -39,14 +40,14 @@ WORST, SHOWN = 10, 300  # mistakes, and characters of each text
 def build_tenant(
     store: Store, tenant_id: str, domain: str | None, task: str | None, train_file: Path, dev_file: Path | None = None,
     *, device: torch.device, from_version: int | None = None, trainer: Train = finetune,
-    teacher: str | None = None, columns: Columns = AS_TRAINED, **training: Any,
+    teacher: str | None = None, columns: Columns = AS_TRAINED, new_labels: bool = False, **training: Any,
 ) -> TenantVersion:  # fmt: skip
     """Trains a tenant, or its next version if it exists, and stores it with its report; `training`: `TrainingOptions`.
 
     A next version has the domain, task, adapter and head of the one before, unless others are given. `from_version`: the
     version to train on, or ANEW; without it, `chosen_start` chooses. The same call after an interruption continues, and
     ends with the same bytes. After it has ended, the same call changes nothing, except with ANEW. `teacher`: a checkpoint.
-    `columns`: default: those of the version before.
+    `columns`: default: those of the version before. `new_labels`: the data may have labels that it lacks.
     """
     with locked_tenant(store, tenant_id):
         before = store.tenant(tenant_id)
@@ -83,13 +84,17 @@ def build_tenant(
         if learned is not None:
             check_form(learned, options, store.config)
         if isinstance(trainer, Teacher):
-            labels = before.labels if before is not None else own.labels(own.read(train_file, columns))
+            examples = own.read(train_file, columns)
+            labels = head_labels(before, task, examples, own.labels(examples), learned is not None, new_labels)
             trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
         reader = (PromptReader if generates else Reader)(store, *stands_on)
         files = train_file, dev_file
         data = read_data(
-            reader, task, *files, device, before, options.dtype, learned, columns=columns, embedding=options.embedding
-        )
+            reader, task, *files, device, before, options.dtype, learned, columns=columns, embedding=options.embedding,
+            new_labels=new_labels,
+        )  # fmt: skip
+        if before is not None and (new := _behind(data.labels, before)):
+            say(f"tenant {tenant_id}: new labels, which version {before.version} does not have: {new}")
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
         body: Body = PlotBody.of(store)
@@ -104,7 +109,9 @@ def build_tenant(
         report = {"task": task, "from_version": start, **_report(asked, files, data, trained)}
         report["warnings"] = doubts(data)
         if not report["kept_epoch"]:
-            report["warnings"].append(f"every epoch made the dev score worse, so the weights are those of version {start}")
+            kept = f"every epoch made the dev score worse, so the weights are those of version {start}"
+            new = _behind(data.labels, learned) if learned is not None else ""
+            report["warnings"].append(kept + f", which never answers {new}" * bool(new))
         adapter, head = trained.model.stored()
         size = sum(part.nbytes for weights in (*(adapter or ()), head) for part in weights.values())
         report["bytes"] = size
@@ -170,6 +177,11 @@ def _is_meant(step: Step, version: int, wanted: int | None, report: dict[str, An
     if wanted == ANEW:  # trains again, unless it was interrupted after it had stored its tenant
         return step.saved_plan == {"version": version, "from_version": ANEW, **step.inputs}
     return wanted in (None, report["from_version"])
+
+
+def _behind(labels: Sequence[str], before: TenantVersion) -> str:
+    """Names the labels that a version before does not have; "" if there are none."""
+    return some([*map(repr, labels[len(before.labels) :])])
 
 
 def mistakes_of(trained: Trained, data: Data) -> dict[str, Any]:

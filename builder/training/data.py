@@ -20,7 +20,7 @@ from builder.store.version import Weights
 from builder.tables.text_files import digest_of_files
 from builder.tasks.columns import AS_TRAINED, Columns
 from builder.tasks.division import seen_after, split_again, split_off
-from builder.tasks.labels import check_answers, check_labels
+from builder.tasks.labels import check_labels, check_new_labels, head_labels
 from builder.tasks.lookup import Pack, Reader, Texts
 from builder.tasks.scores import Scores
 from builder.tasks.tasks import Rows, TrainingTask, training_task
@@ -28,6 +28,7 @@ from hplm.model.config import BackboneConfig
 from hplm.tenants.embedding import Embedding
 
 DEV_SHARE = 0.1
+UNLIKELY = 4.0  # by which the logit of a new label is at first below the mean of the others
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,19 @@ class Data:
 def read_data(
     reader: Reader, task: str, train: Path, dev: Path | None, device: torch.device,
     known: TenantVersion | None = None, dtype: str = "fp16", start: TenantVersion | None = None, again: bool = False,
-    columns: Columns = AS_TRAINED, embedding: Embedding | None = None,
+    columns: Columns = AS_TRAINED, embedding: Embedding | None = None, new_labels: bool = False,
 ) -> Data:  # fmt: skip
     """Reads, checks and looks up the data of a training. Without a dev file, a part of the training file becomes one.
 
     `known`: the version before, whose labels and their order the head keeps. `dtype`: of the stored head. `start`: the version
-    to train on. `again`: the file is divided as it was for that version.
+    to train on. `again`: the file is divided as it was for that version. `new_labels`: whether it may have labels that `known`
+    lacks.
     """
     own = training_task(task).of(embedding)
+    if new_labels:
+        check_new_labels(task)
     training = own.read(train, columns)
-    labels = own.labels(training)
-    if known is not None:
-        if set(labels) == set(known.labels) or (start is not None and set(labels) < set(known.labels)):
-            labels = list(known.labels)  # the start knows labels that the new data lack
-        check_answers(known, task, labels)
+    labels = head_labels(known, task, training, own.labels(training), start is not None, new_labels)
     before = reader.store.seen(start) if start is not None else NO_TEXTS
     if dev is not None:
         check_labels(held := own.read(dev, columns), labels, str(train))
@@ -116,8 +116,22 @@ def read_data(
     if own.check is not None:
         own.check(training, dtype)
     learned, judged = (reader.read(part, own, labels) for part in (training, held))
-    weights = reader.store.tenant_weights(start) if start is not None else None
+    weights = None
+    if start is not None:
+        adapter, head = reader.store.tenant_weights(start)
+        weights = adapter, with_rows(head, len(labels)) if head else head
     return Data(reader, own, labels, learned, judged, device, weights, seen_after(before, training, held))
+
+
+def with_rows(head: Mapping[str, Tensor], labels: int) -> dict[str, Tensor]:
+    """Returns a head that has behind its rows those of new labels. No text has a new label before it is learned.
+
+    A new row is the mean of the others, with a lower bias.
+    """
+    more = labels - len(head["bias"])
+    weight, bias = (head[name].float().mean(0).to(head[name].dtype) for name in ("weight", "bias"))
+    new = {"weight": weight.expand(more, -1), "bias": (bias - UNLIKELY).expand(more)}
+    return {**head, **{name: torch.cat([head[name], own]) for name, own in new.items()}}
 
 
 def file_of(part: Mapping[str, Any], moved: Sequence[Path] = ()) -> Path | None:

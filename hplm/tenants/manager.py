@@ -140,11 +140,12 @@ class Manager:
                 "without that output: write its configurations again by `hplm export --settings-only`, and restart its servers"
             )
         before = change.tenants.get(tenant_id)
-        if before is not None and _relied_on(knowledge) != _relied_on(before):
+        if before is not None and not _keeps(knowledge, before):
+            named = "labels" if before.embedding is None else "dimensions"
             raise InvalidInput(
-                f"tenant {tenant_id!r} has the task {before.task} with {before.outputs} "
-                f"{'labels' if before.embedding is None else 'dimensions'}. An update cannot change them, because its clients "
-                "rely on them: add a tenant with another name"
+                f"tenant {tenant_id!r} has the task {before.task} with {before.outputs} {named}, on which its clients rely. An "
+                "update keeps them, and may add labels behind them: add a tenant with another name, or go back to an earlier "
+                "version with `hplm tenant rollback`"
             )
         uid = before.uid if before is not None else change.new_uid()
         version = max(change.next_version(tenant_id), knowledge.version)  # the store's version, unless it was already used
@@ -307,8 +308,10 @@ def exported_folder(repository: Path, backbone: str | None = None) -> Path:
     return found[0]
 
 
-def _relied_on(tenant: TenantKnowledge | Tenant) -> tuple[object, ...]:
-    return tenant.task, tenant.labels, tenant.embedding and tenant.embedding.dimensions
+def _keeps(new: TenantKnowledge, before: Tenant) -> bool:
+    """Returns whether a next version has all that clients rely on. Behind its labels there may be new ones."""
+    dimensions = (own.embedding and own.embedding.dimensions for own in (new, before))
+    return new.task == before.task and new.labels[: len(before.labels)] == before.labels and len({*dimensions}) == 1
 
 
 def _known(change: Change, tenant_id: str) -> Tenant:

@@ -189,7 +189,16 @@ def test_a_tenant_is_added_and_updated_as_an_export_has_it_and_others_are_refuse
         learn_one(store, "new-c", version, seed=version)
         assert change(live, store, "new-c").after == version  # the store's
     assert (answer(place, "new-c") == exported_answer(place, "new-c")).all()
-    random_tenant(store, TenantVersion("tenant-0", 4, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
+    known = store.tenant("tenant-0")
+    assert known is not None
+    random_tenant(store, replace(known, version=3, labels=[*known.labels, "new"]), 0.3, seed=1)
+    assert update_tenant(live, store, "tenant-0").after == 3 and live.current().find("tenant-0").labels[-1] == "new"
+    assert len(answer(place, "tenant-0")[0]) == len(known.labels) + 1
+    random_tenant(store, replace(known, version=4), 0.3, seed=1)
+    with pytest.raises(InvalidInput, match=mentioning("'tenant-0'", len(known.labels) + 1, "labels", "hplm tenant rollback")):
+        update_tenant(live, store, "tenant-0")
+    assert live.roll_back("tenant-0").after == known.version and live.current().find("tenant-0").labels == tuple(known.labels)
+    random_tenant(store, TenantVersion("tenant-0", 5, "root", 1, "classify", ["other"], 4), 0.3, seed=1)
     random_tenant(store, TenantVersion("lost", 1, "law", 7, "classify", ["x"], 4), 0.3, seed=1)
     for change, name, named in (
         (update_tenant, "tenant-0", ["classify"]),

@@ -1,6 +1,8 @@
 """Tenants on a toy backbone learn every task, are scored as they are served, and are trained on. So are their students."""
 
 import html
+import json
+import random
 import shutil
 from dataclasses import replace
 
@@ -16,7 +18,8 @@ from builder.students.build import build_students
 from builder.students.team import StudentTeam
 from testing.random_store import TOY
 from testing.reference import Reference
-from tests.builder.training.small_tenants import STILL, TASKS, learn, made, weights
+from testing.toy import WORDS
+from tests.builder.training.small_tenants import MAKERS, STILL, TASKS, learn, made, weights, write
 from tests.support.device import DEVICE
 from tests.support.learning import by_one_step
 from tests.support.message import mentions
@@ -129,6 +132,41 @@ def test_a_version_is_trained_on_from_its_weights(trained_store, tmp_path, name)
         for place in ("query", "ffn_out"):
             products = [layer[f"{place}/b"].float() @ layer[f"{place}/a"].float() for layer in (before, after)]
             assert torch.allclose(*products, atol=2e-3 * float(products[0].abs().max())) and products[0].abs().max() > 0
+
+
+def with_new_label(rng, name):
+    """Returns an example of a tenant's next version: with a word and the label that this word has."""
+    if name == "cut":
+        return {"text": " ".join([WORDS[10], *rng.choices(WORDS[50:], k=4)]), "label": "up"}
+    own, new = MAKERS[name](rng), {"tokens": WORDS[10], "tags": "B-Q", "labels": "has-3"}
+    words = {"text": f"{own['text']} {WORDS[10]}"} if name == "multilabel" else {}
+    return {**{field: [*part, new[field]] for field, part in own.items() if field != "text"}, **words}
+
+
+@pytest.mark.parametrize("name", ["bio", "multilabel", "cut"])
+def test_a_next_version_learns_new_labels_from_the_weights_before(trained_store, tmp_path, name):
+    """No text has a new label before it is learned: at the start, the dev score is that of the version before."""
+    store, (task, *_, options) = trained_store, TASKS[name]
+    rng, old_dev = random.Random(name), made(tmp_path, name, 60, "new dev")
+    train, dev = made(tmp_path, name, 120, "more"), made(tmp_path, name, 40, "dev of both")
+    for file, count in ((train, 80), (dev, 40)):
+        write(file, [*map(json.loads, file.read_text().splitlines()), *(with_new_label(rng, name) for _ in range(count))])
+    known = evaluate_tenant(store, name, old_dev, DEVICE).scores.main
+    still = {"learning_rate": STILL, **({**options, "body_rate": STILL} if options else {})}
+    with by_one_step():
+        made_still = learn(store, task, train, old_dev, tenant=name, epochs=1, new_labels=True, **still)
+    assert store.report(made_still)["at_start"]["dev"] == pytest.approx(known, abs=1e-4)
+    (_, old), (_, new) = (store.tenant_weights(store.tenant_version(name, version)) for version in (1, 2))
+    assert made_still.labels[:-1] == store.tenant_version(name, 1).labels and len(new["bias"]) == len(old["bias"]) + 1
+    assert all(torch.equal(new[part][: len(own)], own) for part, own in old.items())
+    learned = learn(
+        store, task, train, dev, tenant=name, epochs=6, batch_texts=32, new_labels=True, from_version=1,
+        **{**options, "learning_rate": 1e-2},
+    )  # fmt: skip
+    report = store.report(learned)
+    (f1,) = [row["f1"] for row in report["by_label"] if row["label"] == learned.labels[-1]]
+    assert learned.labels == made_still.labels and f1 > 0.7
+    assert report["dev"][report["dev"]["metric"]] > report["at_start"]["dev"]
 
 
 def test_a_training_that_makes_the_tenant_worse_keeps_the_start(trained_store, tmp_path):

@@ -112,6 +112,7 @@ def reasons(file, dev=None):
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_bad_file_is_named_with_its_line_as_a_training_names_it_and_leaves_nothing(kind, tmp_path, capsys):
+    fine = write(tmp_path / "fine.jsonl", good(random.Random(0)))
     for number in range(count := OF_LARGE if kind in LARGE else EACH):
         content, line, named, *suffix = FAULTS[kind](random.Random(f"{kind} {number}"))
         (file := tmp_path / f"{number}{(suffix or ['.jsonl'])[0]}").write_bytes(content)
@@ -120,7 +121,9 @@ def test_a_bad_file_is_named_with_its_line_as_a_training_names_it_and_leaves_not
         assert not others or kind == "array"
         assert mentions(fault, f"{file}:{line}" if line else file, *named) and len(fault) < 1000, fault
         assert reasons(file).startswith(fault) and mentions(reasons(file), "hplm check") == bool(others)
-    assert len([*tmp_path.iterdir()]) == count
+        if line:
+            assert run(capsys, "check", "--train", fine, "--dev", file, status=1)["faults"] == [fault]
+    assert len([*tmp_path.iterdir()]) == count + 1
 
 
 def test_there_are_two_hundred_bad_files():
@@ -197,7 +200,8 @@ def test_data_of_a_next_version_are_checked_as_its_training_reads_them(store, tm
     first, new = (write(tmp_path / f"{name}.jsonl", own) for name, own in (("first", rows), ("new", more)))
     csv = tmp_path / "first.csv"
     csv.write_text("".join(f"{row['text']},{row['label']}\n" for row in [{"text": "text", "label": "stars"}, *rows]))
-    pretend(store, "classify", csv, new, columns=Columns(label_column="stars"))
+    judged = write(tmp_path / "judged.jsonl", [{"text": row["text"], "stars": row["label"]} for row in more[:5]])
+    pretend(store, "classify", csv, judged, columns=Columns(label_column="stars"))
     before, asked = sorted(store.folder.rglob("*")), ["check", "--store", store.folder, "--id", "acme", "--train"]
     dev = write(tmp_path / "dev.jsonl", [{"text": row["text"], "stars": row["label"]} for row in rows[:7]])
     train = write(tmp_path / "train.jsonl", [{"text": row["text"], "stars": row["label"]} for row in more])
@@ -211,12 +215,15 @@ def test_data_of_a_next_version_are_checked_as_its_training_reads_them(store, tm
     plain = ["--label-column", "label"]
     third = write(tmp_path / "third.jsonl", [*rows, labelled("z"), labelled("y"), labelled("w")])
     assert mentions(printed(capsys, *asked, third, *plain, status=1), "'acme'", 1, "'w'", "'z'")
+    grown = [*asked, third, *plain, "--new-labels"]
+    assert run(capsys, *grown)["new_labels"] == ["w", "z"] and mentions(printed(capsys, *grown), 4, "new: 'w', 'z'")
     assert mentions(printed(capsys, *asked, first, *plain, "--task", "tag", status=1), "'acme'", "classify", "tag")
     assert mentions(printed(capsys, *asked, first, *plain, "--from-version", 9, status=1), "--from-version 9", "'acme'")
     assert mentions(refused(capsys, *asked, first, "--fresh", "--from-version", 1), "--fresh", "--from-version")
     assert mentions(refused(capsys, "check", "--train", first, "--id", "acme"), "--id", "--store")
     assert mentions(refused(capsys, *asked[:3], "--train", first, "--fresh"), "--fresh", "--id")
-    assert mentions(refused(capsys, *asked[:3], "--train", first, "--id", "../acme"), "../acme")
+    for name in ("../acme", "/etc", "a/b", "..", "", "a\0b", "Acme", "a" * 65):
+        assert mentions(refused(capsys, *asked[:3], "--train", first, "--id", name), "tenant name", repr(name))
     assert sorted(store.folder.rglob("*")) == before
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from builder.exits.build import build_exits
 from builder.students.boosting import StudentOptions
@@ -100,7 +101,7 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
     with pytest.raises(InvalidInput, match=mentioning("'acme'", "classify", "multilabel", "--id")):
         pretend(store, "multilabel", file("abc"))
     for labels, options, named in [
-        ("abcd", {}, ["'acme'", 2, "'d'", "--id"]),
+        ("abcd", {}, ["'acme'", 2, "'d'", "--new-labels", "--id"]),
         ("ac", {"from_version": ANEW}, ["'acme'", 2, "'b'", "--id"]),
         ("b", {}, ["'b'"]),
     ]:
@@ -111,6 +112,52 @@ def test_new_data_may_lack_labels_but_not_add_any(store, tmp_path):
     reordered = replace(first, id="imported", labels=["c", "a", "b"])
     store.save_tenant(reordered, *store.tenant_weights(first), {"imported": {}})
     assert pretend(store, "classify", file("cab"), tenant="imported").labels == ["c", "a", "b"]
+
+
+def test_new_labels_come_behind_those_of_the_version_before(store, tmp_path):
+    """Rows of older labels stay, whichever version is trained on; the same call changes nothing."""
+
+    def file(name, labels):
+        return write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}", "label": one} for i, one in enumerate(labels * 10)])
+
+    def rows(version):
+        return store.tenant_weights(store.tenant_version("acme", version))[1]
+
+    add = partial(pretend, store, "classify", new_labels=True)
+    first, more = add(file("first", "ca")), file("more", "cbd")
+    assert first.labels == ["a", "c"], "a first version has no labels before"
+    with nothing_looked_up(), pytest.raises(InvalidInput) as refusal:
+        pretend(store, "classify", more)
+    assert mentions(str(refusal.value), f"{more}:2", "'b'", "'acme'", 1, "--new-labels", "--id", "a, c")
+    second = add(more)
+    assert second.labels == ["a", "c", "b", "d"] and add(more, trainer=unexpected) == second
+    old, new = rows(1), rows(2)  # `untrained` moves the biases
+    assert torch.equal(new["weight"][:2], old["weight"])
+    assert new["bias"].tolist() == pytest.approx([2 * RATE] * 2 + [2 * RATE - 4] * 2, abs=5e-3)
+    assert torch.allclose(new["weight"][2:].float(), old["weight"].float().mean(0).expand(2, -1), atol=1e-3)
+    assert mentions(store.report(second)["warnings"], "no examples of a:")
+    again = pretend(store, "classify", more, seed=5)  # a version that had them needs no option
+    assert again.labels == second.labels and store.report(again)["from_version"] == 1
+    fresh = add(file("fresh", "eabcd"), from_version=ANEW)
+    assert fresh.labels == ["a", "c", "b", "d", "e"] and torch.unique(rows(4)["weight"], dim=0).shape == rows(4)["weight"].shape
+    for labels, options, named in [
+        ("abcdef", {"new_labels": False}, ["'f'", "--new-labels"]),
+        ("bcdef", {"from_version": ANEW}, ["'a'", 4, "--id"]),
+        ([f"{i:04}" for i in range(4096)], {}, ["4,101", "4,096"]),
+    ]:
+        with nothing_looked_up(), pytest.raises(InvalidInput, match=mentioning(*named)):
+            add(file("wrong", labels), **options)
+    with pytest.raises(InvalidInput, match=mentioning("dev.jsonl:1", "'g'")):
+        add(file("right", "abf"), file("dev", "g"))
+
+
+@pytest.mark.parametrize("task", ["span", "regress"])
+def test_a_task_with_fixed_labels_has_no_new_ones(store, tmp_path, capsys, task):
+    train = made(tmp_path, task, 20, 1)
+    with pytest.raises(InvalidInput, match=mentioning("--new-labels", "classify", "tag", task)):
+        pretend(store, task, train, new_labels=True)
+    command = ["build", "tenant", "--store", store.folder, "--id", "acme", "--task", task, "--train", train, "--new-labels"]
+    assert mentions(refused(capsys, *command), "--new-labels", task) and store.tenants() == []
 
 
 def test_an_import_does_not_end_an_interrupted_training(store, tmp_path, capsys):
