@@ -83,7 +83,7 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server):
         assert admin("tenant.update", **admin.trained(grown, seed=8))["after"] == 2
         second = stock.ask([TEXT], name)
         np.testing.assert_allclose(second["LOGITS"][0], server.reference().forward(TEXT, name), atol=1e-3)
-        assert second["VERSION"][0, 0] == b"2" and second["LOGITS"].shape[1] == 17
+        assert second["VERSION"][0, 0] == b"2" and second["LOGITS"].shape[-1] == 17
         assert admin("tenant.show", id=name)["labels"] == grown.labels
         assert admin("tenant.rollback", id=name)["after"] == 1
         assert np.allclose(stock.ask([TEXT], name)["LOGITS"], first["LOGITS"], atol=1e-5)
