@@ -9,6 +9,7 @@ import sys
 import threading
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from hplm_client.errors import HplmClientError
 from hplm_client.settings import host_and_port
@@ -56,7 +57,7 @@ def main() -> None:
     except (HplmClientError, OSError) as error:
         sys.exit(f"hplm_openai: {error}")
     limits = RequestLimits(args.largest_body, args.at_once, args.chat_tokens)
-    server = server_of(Gateway(lambda: Backbones(args.url, args.decoder, args.timeout), limits))
+    server = server_of(Gateway(lambda: Backbones(args.url, args.decoder, args.timeout), limits).app())
     if args.until_stdin_closes:
         threading.Thread(target=_stop_after_stdin, args=(server,), daemon=True).start()
     else:
@@ -65,10 +66,10 @@ def main() -> None:
     server.run(sockets=[listening])
 
 
-def server_of(gateway: Gateway) -> uvicorn.Server:
+def server_of(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
-            gateway.app(),
+            app,
             http="h11",
             ws="none",
             lifespan="on",

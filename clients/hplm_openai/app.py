@@ -46,9 +46,13 @@ class Gateway:
         self._limits = limits
 
     def app(self) -> ASGIApp:
+        return Entrance(self.inner(), self._limits.at_once, exempt=HEALTH)  # before Starlette's own answers too
+
+    def inner(self) -> Starlette:
+        """Returns the app without its entrance, for one that has its own."""
         answers = {path: partial(self._write, writing=one) for path, one in CHATS.items()}
         answers |= {path: partial(self._encode, endpoint=one) for path, one in ENDPOINTS.items()}
-        app = Starlette(
+        return Starlette(
             routes=[
                 Route(HEALTH, self._health, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
@@ -62,7 +66,6 @@ class Gateway:
             exception_handlers=dict.fromkeys((Refused, HplmClientError, HTTPException, Gone, Exception), _told),
             lifespan=self._lifespan,
         )
-        return Entrance(app, self._limits.at_once, exempt=HEALTH)  # before Starlette's own answers too
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -191,7 +191,7 @@ def gateway(url: str = "", fake: type[Tenants] = Tenants, **limits) -> Iterator[
     """`url`: of another Triton than the fake."""
     with ExitStack() as stack:
         triton, listening = stack.enter_context(fake()), socket.create_server(("127.0.0.1", 0))
-        server = server_of(Gateway(lambda: Backbones(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)))
+        server = server_of(Gateway(lambda: Backbones(url or triton.grpc_url, (), PATIENCE), RequestLimits(**limits)).app())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         port = listening.getsockname()[1]
         thread.start()

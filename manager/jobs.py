@@ -1,0 +1,287 @@
+"""Fine-tuning jobs: reads OpenAI's request, tells OpenAI's object, and knows the commands that do a job."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hplm.clock import Clock
+from hplm_openai.errors import Refused, wrong
+from hplm_openai.fields import Given, check_no_other, choice, flag, shown, whole
+from manager.models import NOT_FOUND, Base, Models, Served, score_of
+from manager.records import DAY, Event, Job, Records
+from manager.rights import Rights
+from manager.uploads import TRAINS, Uploads
+
+AUTO = "auto"
+SUFFIX = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")  # without a dot: names of candidates have one more
+LONGEST_METADATA = (16, 64, 512)  # entries, and characters of a name and of a value, as OpenAI has it
+USUAL_RATE, BEST_RATE = 2e-3, 1e-3  # learning rates of `hplm build tenant`, without --best and with it
+PROMOTES = ("better", "never", "always")
+HYPERPARAMETERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
+
+
+class Jobs:
+    def __init__(
+        self, records: Records, rights: Rights, uploads: Uploads, models: Models, folder: Path, clock: Clock = time
+    ) -> None:
+        self._records, self._rights, self._uploads, self._models = records, rights, uploads, models
+        self._folder, self._clock = folder, clock
+
+    def create(self, owner: str, who: str, given: Given) -> Job:
+        """Takes a request for a job. Raises if it is wrong, or beyond the owner's limits."""
+        given = dict(given)
+        model, suffix = given.pop("model", None), given.pop("suffix", None)
+        files = given.pop("training_file", None), given.pop("validation_file", None)
+        if given.pop("integrations", []):
+            raise wrong("'integrations' are not supported: leave them out", "integrations")
+        wishes = _wishes(given)
+        check_no_other(given)
+        base, tenant, domain, live = self._place(owner, model, suffix)
+        wishes["model"], wishes["goes_on"] = model, live is not None
+        versions, start = base.versions(tenant), wishes["from_version"]
+        if live is not None and not wishes["fresh"] and start is None and versions[-1:] != [live.stored]:
+            wishes["from_version"] = live.stored  # what is served, and not a candidate after it
+        elif start is not None and (live is None or start not in versions):
+            raise wrong(f"'from_version' is {start}: name a model of yours as 'model', and a version that it has", "hplm")
+        now = self._clock.time()
+        job = Job(f"ftjob-{secrets.token_hex(12)}", owner, int(now), tenant, base.name, domain, "", None, wishes)
+        with self._records.together():
+            if (train := self._data(owner, files[0], "training_file")) is None:
+                raise wrong("'training_file' is missing: upload one by POST /v1/files, and give its id", "training_file")
+            self._check_limits(owner, tenant, now)
+            job = replace(job, training_file=train, validation_file=self._data(owner, files[1], "validation_file"))
+            self._records.add_job(job)
+            self._records.tell(job.id, "created", f"Created fine-tuning job: {job.id}")
+            self._records.note(who, owner, "job create", job=job.id, model=tenant)
+        return job
+
+    def found(self, owner: str, id: str) -> Job:
+        job = self._records.job(id)
+        if job is None or job.owner != owner:
+            raise Refused(404, f"no such job: {shown(id)}", param="id")
+        return job
+
+    def folder(self, job: Job) -> Path:
+        return self._folder / job.id
+
+    def base(self, job: Job) -> Base:
+        return self._models.bases[job.backbone]
+
+    def file(self, job: Job, is_dev: bool = False) -> Path | None:
+        id = job.validation_file if is_dev else job.training_file
+        file = self._records.file(id) if id is not None else None
+        return self._uploads.path(file) if file is not None else None
+
+    def checking(self, job: Job) -> list[object]:
+        """Returns the command that looks for faults of the data."""
+        domain = ["--domain", job.domain] if job.domain is not None else []
+        return ["check", *self._files(job), *self._task(job), "--store", self.base(job).store, *domain]
+
+    def building(self, job: Job, device: str) -> list[object]:
+        """Returns the command that trains. Whoever gives it by hand gets the same bytes."""
+        wishes, words = job.wishes, list[object](["build", "tenant", "--id", job.tenant, "--store", self.base(job).store])
+        words += [*self._files(job), *self._task(job)]
+        words += ["--domain", job.domain] if job.domain is not None else []
+        if wishes["fresh"] or (not wishes["goes_on"] and job.version_before):
+            words.append("--fresh")
+        elif wishes["from_version"] is not None:
+            words += ["--from-version", wishes["from_version"]]
+        words += ["--best"] if wishes["best"] else []
+        if (multiplier := wishes["learning_rate_multiplier"]) is not None:
+            words += ["--learning-rate", (BEST_RATE if wishes["best"] else USUAL_RATE) * multiplier]
+        words += ["--epochs", wishes["n_epochs"]] if wishes["n_epochs"] is not None else []
+        return [*words, "--seed", wishes["seed"], "--device", device]
+
+    def chosen_name(self, job: Job, version: int) -> tuple[str, str]:
+        """Returns under which name a job's version is to be served, and why: the tenant's own, or a candidate's."""
+        waits, wish = f"{job.tenant}.v{version}", job.wishes["promote"]
+        if wish != PROMOTES[0]:
+            return (job.tenant if wish == "always" else waits), f"the job's 'promote' is {wish!r}"
+        live = next((one for one in self._models.served(job.owner) if one.tenant.id == job.tenant), None)
+        if live is None:
+            return job.tenant, "it is the first one"
+        base, own = self.base(job), self.base(job).report(job.tenant, version)
+        mine, start = score_of(own), own.get("at_start", {}).get("dev")
+        if start is None:  # it has not started from another one
+            before = base.report(job.tenant, live.stored)
+            is_same = before.get("dev", {}).get("digest") == own.get("dev", {}).get("digest")
+            start = score_of(before).get("score") if is_same else None
+        if not mine or start is None:
+            return waits, f"there is no score of version {live.stored} on the same dev texts"
+        doubt = (max(0.0, mine["score"] * (1 - mine["score"])) / max(1, own["dev"].get("rows", 1))) ** 0.5
+        said = f"{mine['metric']} {mine['score']:.3f} after {start:.3f} on the same dev texts, standard error {doubt:.3f}"
+        return (job.tenant if mine["score"] >= start - doubt else waits), said
+
+    def readable(self, job: Job, text: str) -> str:
+        """Returns what a command has said with an owner's names of files, and without paths of this machine."""
+        for id in (job.training_file, job.validation_file):
+            if id is not None and (file := self._records.file(id)) is not None:
+                path = self._uploads.path(file)
+                text = text.replace(str(path), file.name).replace(path.name, file.name)
+        return text.replace(str(self.base(job).store), "the store").replace(str(self._folder), "the manager")
+
+    def _files(self, job: Job) -> list[object]:
+        dev = self.file(job, is_dev=True)
+        return ["--train", self.file(job), *(["--dev", dev] if dev is not None else [])]
+
+    def _task(self, job: Job) -> list[object]:
+        return ["--task", task] if (task := job.task or job.wishes["task"]) is not None else []
+
+    def _place(self, owner: str, model: Any, suffix: Any) -> tuple[Base, str, str | None, Served | None]:
+        """Returns the base, the tenant, its domain if the request names one, and what is served of a tenant that it names."""
+        if not isinstance(model, str):
+            raise wrong("'model' is missing: name a base or one of your models, such as GET /v1/models lists", "model")
+        name, _, domain = model.partition("/")
+        if (base := self._models.bases.get(name)) is None:
+            live = self._models.find(owner, model)
+            if live.candidate_of is not None:
+                raise wrong(f"{model!r} waits to be promoted: name {live.candidate_of!r}, with 'from_version'", "model")
+            if suffix is not None:
+                raise wrong(f"{model!r} has a name already: leave out 'suffix'", "suffix")
+            self._check_domain(live.base, live.tenant.domain)
+            return live.base, model, None, live
+        if suffix is not None and not (isinstance(suffix, str) and SUFFIX.fullmatch(suffix)):
+            form = "1-30 lower-case letters, digits, '_' and '-', no leading sign"
+            raise wrong(f"'suffix' is {shown(suffix)}: use {form}", "suffix")
+        if domain and domain not in base.domains():
+            raise Refused(404, NOT_FOUND, "model_not_found", "model")
+        self._check_domain(base, domain or "root")
+        tenant = f"{owner}.{suffix}" if suffix is not None else owner
+        for other in self._models.with_tenant(tenant):
+            if other is not base or all(mine.tenant.id != tenant for mine in self._models.served(owner)):
+                raise Refused(409, f"there is another model {tenant!r}: choose another 'suffix'", param="suffix")
+        return base, tenant, domain or None, None
+
+    @staticmethod
+    def _check_domain(base: Base, domain: str) -> None:
+        if not base.domains().get(domain, False):
+            raise Refused(409, f"the newest version of {base.name}/{domain} is not served: ask an operator", param="model")
+
+    def _data(self, owner: str, id: Any, name: str) -> str | None:
+        """Returns the id of a file of labelled data."""
+        if id is None:
+            return None
+        file = self._uploads.found(owner, id) if isinstance(id, str) else None
+        if file is None or file.purpose != TRAINS:
+            raise wrong(f"{name!r} is {shown(id)}: give the id of a file with the purpose {TRAINS!r}", name)
+        return file.id
+
+    def _check_limits(self, owner: str, tenant: str, now: float) -> None:
+        def limit(name: str) -> int:
+            return self._rights.limit(owner, name)
+
+        if self._records.jobs_since(owner, now - DAY) >= (jobs := limit("jobs_a_day")):
+            raise _full(f"{jobs} jobs were created in 24 hours, which is your limit: try again later")
+        if self._records.seconds_since(owner, now - DAY) >= 60 * (minutes := limit("minutes_a_day")):
+            raise _full(f"your jobs have computed for {minutes} minutes in 24 hours, your limit: try again later")
+        own = {one.candidate_of or one.tenant.id for one in self._models.served(owner)}
+        own |= {job.tenant for job in self._records.unended(owner)}
+        if tenant not in own and len(own) >= limit("tenants"):
+            raise _full(f"you have {len(own)} models, which is your limit: delete one")
+
+    def told(self, job: Job) -> dict[str, Any]:
+        """Returns a job as OpenAI's clients read it. What is only ours is in `hplm`."""
+        wishes = job.wishes
+        hyper = {name: wishes.get(name) or AUTO for name in HYPERPARAMETERS}
+        report = self.base(job).report(job.tenant, job.version) if job.version and job.backbone in self._models.bases else {}
+        ours = {
+            "step": job.step or None, "tenant": job.tenant, "task": job.task, "version": job.version,
+            "served_as": job.served_as, "seconds": round(job.seconds, 1), "dev": score_of(report) or None,
+            "warnings": [self.readable(job, one) for one in report.get("warnings", [])],
+        }  # fmt: skip
+        return {
+            "id": job.id, "object": "fine_tuning.job", "created_at": job.created, "finished_at": job.finished,
+            "model": wishes["model"], "fine_tuned_model": job.served_as if job.status == "succeeded" else None,
+            "organization_id": job.owner, "status": job.status, "error": job.error, "training_file": job.training_file,
+            "validation_file": job.validation_file, "hyperparameters": hyper,
+            "method": {"type": "supervised", "supervised": {"hyperparameters": hyper}}, "seed": wishes["seed"],
+            "trained_tokens": None, "result_files": [], "integrations": [], "metadata": wishes["metadata"],
+            "estimated_finish": None, "hplm": ours,
+        }  # fmt: skip
+
+    def checkpoints(self, job: Job) -> list[dict[str, Any]]:
+        """Returns the kept epoch: no other one has weights."""
+        if job.version is None or job.status != "succeeded":
+            return []
+        report = self.base(job).report(job.tenant, job.version)
+        score = score_of(report)
+        metrics = {"step": report.get("kept_step"), "train_loss": report.get("last_loss")}
+        metrics |= {f"valid_{score['metric']}": score["score"]} if score else {}
+        return [{
+            "id": f"ftckpt-{job.id.partition('-')[2]}", "object": "fine_tuning.job.checkpoint", "created_at": job.finished,
+            "fine_tuned_model_checkpoint": job.served_as, "fine_tuning_job_id": job.id, "metrics": metrics,
+            "step_number": report.get("kept_step") or 0,
+        }]  # fmt: skip
+
+
+def told_event(event: Event) -> dict[str, Any]:
+    return {
+        "object": "fine_tuning.job.event", "id": f"ftevent-{event.number}", "created_at": event.at, "level": event.level,
+        "message": event.message, "type": "metrics" if event.mark.startswith("exam ") else "message", "data": event.data,
+    }  # fmt: skip
+
+
+def _full(message: str) -> Refused:
+    return Refused(429, message, "rate_limit_exceeded", headers={"x-should-retry": "false"})
+
+
+def _wishes(given: Given) -> dict[str, Any]:
+    """Takes what a request says about the training."""
+    method, hyper = given.pop("method", None), given.pop("hyperparameters", None)
+    if method is not None:
+        match method:
+            case {"type": "supervised", **more} if not more or [*more] == ["supervised"]:
+                own = more.get("supervised") or {}
+            case _:
+                raise wrong(f"'method' is {shown(method)}: only the type 'supervised' is supported", "method")
+        if not isinstance(own, dict) or own.keys() - {"hyperparameters"} or (hyper and own.get("hyperparameters")):
+            raise wrong("'method' has more than 'hyperparameters', or they stand beside it too: give them once", "method")
+        hyper = own.get("hyperparameters") or hyper
+    ours, metadata = given.pop("hplm", None) or {}, given.pop("metadata", None)
+    for name, value in (("hyperparameters", hyper or {}), ("hplm", ours)):
+        if not isinstance(value, dict):
+            raise wrong(f"{name!r} is {shown(value)}: give an object", name)
+    hyper = {name: value for name, value in (hyper or {}).items() if value not in (None, AUTO)}
+    ours = {name: value for name, value in ours.items() if value is not None}
+    _check_metadata(metadata)
+    if "batch_size" in hyper:
+        raise wrong("'batch_size' is chosen here: leave it out, or give 'auto'", "batch_size")
+    rate = hyper.pop("learning_rate_multiplier", None)
+    if rate is not None and (type(rate) not in (int, float) or not 1e-3 <= rate <= 1e3):
+        said = f"'learning_rate_multiplier' is {shown(rate)}: give a number from 0.001 to 1,000"
+        raise wrong(said, "learning_rate_multiplier")
+    task = ours.pop("task", None)
+    if task is not None and not (isinstance(task, str) and re.fullmatch("[a-z]{1,20}", task)):
+        raise wrong(f"'task' is {shown(task)}: give one such as classify", "hplm")
+    epochs = _counted(hyper, "n_epochs", 100)
+    found = {
+        "seed": whole(given, "seed", 0) or 0, "metadata": metadata, "n_epochs": epochs, "learning_rate_multiplier": rate,
+        "task": task, "best": flag(ours, "best"), "fresh": flag(ours, "fresh"), "promote": choice(ours, "promote", *PROMOTES),
+        "from_version": whole(ours, "from_version", 1),
+    }  # fmt: skip
+    if found["fresh"] and found["from_version"] is not None:
+        raise wrong("'fresh' stands beside 'from_version': a training begins once, so leave one out", "hplm")
+    for left in (hyper, ours):
+        check_no_other(left)
+    return found
+
+
+def _counted(given: Given, name: str, most: int) -> int | None:
+    value = whole(given, name, 1)
+    if value is not None and value > most:
+        raise wrong(f"{name!r} is {value:,}: give {most} at most", name)
+    return value
+
+
+def _check_metadata(given: Any) -> None:
+    entries, name, value = LONGEST_METADATA
+    if given is None:
+        return
+    is_right = isinstance(given, dict) and len(given) <= entries
+    if not is_right or not all(len(key) <= name and isinstance(one, str) and len(one) <= value for key, one in given.items()):
+        raise wrong(f"'metadata' is no object of up to {entries} texts, of up to {value} characters each", "metadata")

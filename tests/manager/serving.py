@@ -1,0 +1,74 @@
+"""A manager in this process, before a Triton that is not there, or as its command before a real one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from hplm.server.ports import listen
+from hplm_openai.__main__ import server_of
+from hplm_openai.app import Gateway, RequestLimits
+from hplm_openai.backbones import Backbones
+from manager.app import Site, application
+from manager.models import Base
+from manager.rights import COMMAND_LINE
+from tests.support.wait import PATIENCE, eventually
+
+NOWHERE = "127.0.0.1:1"
+
+
+class Managed:
+    """A running manager and the keys of its owners."""
+
+    def __init__(self, site: Site, url: str) -> None:
+        self.site, self.url = site, url
+        self._secrets: dict[str, str] = {}
+
+    def secret(self, owner: str) -> str:
+        """Returns a key that manages. The owner is added if it is missing."""
+        if owner not in self._secrets:
+            self._secrets[owner] = self.site.rights.add_owner(owner, COMMAND_LINE)[0]
+        return self._secrets[owner]
+
+    def client(self, owner: str = "acme", **more: Any) -> openai.OpenAI:
+        given = {"api_key": self.secret(owner), "max_retries": 0, "timeout": PATIENCE, **more}
+        return openai.OpenAI(base_url=f"http://{self.url}/v1", **given)
+
+    def ask(self, method: str, path: str, body: object = None, owner: str | None = "acme", **headers: str) -> tuple[int, Any]:
+        """Returns the status and the JSON of an answer. `body`: bytes, or what is sent as JSON."""
+        if owner is not None:
+            headers.setdefault("authorization", f"Bearer {self.secret(owner)}")
+        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection(self.url, timeout=PATIENCE)
+        try:
+            connection.request(method, path, sent, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            said = answer.read()
+            return answer.status, json.loads(said) if "json" in (answer.getheader("content-type") or "") else said
+        finally:
+            connection.close()
+
+
+@contextmanager
+def managing(folder: Path, bases: list[Base] = [], grpc_url: str = NOWHERE, **options: Any) -> Iterator[Managed]:  # noqa: B006
+    site = Site.open(folder, bases, **options)
+    listening = listen("127.0.0.1", 0, "--port")
+    gateway = Gateway(lambda: Backbones(grpc_url, [], PATIENCE), RequestLimits())
+    server = server_of(application(site, gateway))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started or not thread.is_alive())
+        assert thread.is_alive(), "the manager has not started"
+        yield Managed(site, "{}:{}".format(*listening.getsockname()))
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        site.close()
