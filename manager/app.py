@@ -6,9 +6,10 @@ import asyncio
 import fcntl
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from manager import uploads
 from manager.children import USUAL, Manner
 from manager.jobs import Jobs, told_event
 from manager.models import Base, Models
-from manager.records import File, Job, Key, Records, Row
-from manager.rights import ASK, MANAGE, OPERATOR, Caller, Rights
+from manager.records import DAY, File, Job, Key, Records, Row
+from manager.rights import ASK, LIMITS, MANAGE, OPERATOR, Caller, Rights
 from manager.running import Running
 from manager.uploads import Uploads
 
@@ -173,8 +174,8 @@ class Site:
         return JSONResponse(in_list(told[: int(limit)], len(told) > int(limit)), headers=HEADERS)
 
     async def _as_they_come(self, job: Job, after: int) -> AsyncIterator[bytes]:
-        while True:
-            now = await run_in_threadpool(self.records.job, job.id)  # before its events: of an ended job they are all there
+        while True:  # the job is read before its events: if it has ended, they are all there
+            now = await run_in_threadpool(self.records.get, Job, job.id)
             for event in await run_in_threadpool(self.records.events, job.id, after):
                 after = event.number
                 yield f"id: {after}\ndata: {json.dumps(told_event(event))}\n\n".encode()
@@ -223,6 +224,42 @@ class Site:
         self.models.mend()
         return {**told_key(key), "deleted": True}
 
+    def add_owner(self, asked: Asked) -> Any:
+        name = asked.given.pop("name", None)
+        asked.done()
+        secret, key = self.rights.add_owner(name if isinstance(name, str) else "", asked.who)
+        return {**self.told_owner(key.owner or ""), "key": {**told_key(key), "secret": secret}}
+
+    def set_limits(self, asked: Asked) -> Any:
+        limits = asked.given.pop("limits", None)
+        asked.done()
+        self.rights.set_limits(
+            name := asked.path["name"], limits if isinstance(limits, dict) else {"limits": limits}, asked.who
+        )
+        return self.told_owner(name)
+
+    def owners(self, asked: Asked) -> Any:
+        asked.done()
+        return in_list([self.told_owner(owner.id) for owner in self.records.owners()])
+
+    def told_owner(self, name: str) -> dict[str, Any]:
+        """Returns an owner with its limits, and what it uses of them."""
+        then = time.time() - DAY
+        used = {
+            "bytes": self.records.bytes_of(name), "jobs_a_day": self.records.jobs_since(name, then),
+            "minutes_a_day": round(self.records.seconds_since(name, then) / 60, 1), "tenants": len(self.models.served(name)),
+        }  # fmt: skip
+        return {"id": name, "object": "owner", "limits": {one: self.rights.limit(name, one) for one in LIMITS}, "used": used}
+
+    def log(self, asked: Asked) -> Any:
+        """What was done, the newest first."""
+        before, limit = asked.given.pop("after", None), asked.given.pop("limit", "100")
+        asked.done()
+        if not limit.isdecimal() or not (before is None or before.isdecimal()):
+            raise wrong("'limit' or 'after' is no whole number: give one, or leave it out", "limit")
+        found = self.records.deeds(int(before) if before is not None else None, int(limit))
+        return in_list([{**asdict(deed), "id": str(deed.number)} for deed in found], len(found) == int(limit))
+
     def endpoints(self) -> list[Endpoint]:
         job, model = "/v1/fine_tuning/jobs/{id}", "/v1/models/{id:path}"
         return [
@@ -240,6 +277,10 @@ class Site:
             ("POST", "/v1/keys", MANAGE, self.add_key),
             ("GET", "/v1/keys", MANAGE, self.keys),
             ("DELETE", "/v1/keys/{id}", MANAGE, self.revoke_key),
+            ("POST", "/v1/owners", OPERATOR, self.add_owner),
+            ("GET", "/v1/owners", OPERATOR, self.owners),
+            ("POST", "/v1/owners/{name}", OPERATOR, self.set_limits),
+            ("GET", "/v1/log", OPERATOR, self.log),
             ("GET", "/v1/files", MANAGE, self.files),
             ("GET", "/v1/files/{id}", MANAGE, self.file),
             ("DELETE", "/v1/files/{id}", MANAGE, self.delete_file),

@@ -17,6 +17,7 @@ from hplm.errors import HplmError
 from hplm.server import process_group
 
 SECRETS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY", "HPLM_API_KEY")  # no command that a child runs needs them
+HPLM = (sys.executable, "-m", "hplm.cli.main")
 LOOK_SECONDS = 0.05
 PROGRESS = "progress.jsonl"
 LONGEST_OUTPUT = 4_000_000  # bytes that are read
@@ -55,7 +56,7 @@ class Child:
             environment["OMP_NUM_THREADS"] = str(len(manner.cores))
         with self._out.open("wb") as out, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*manner.wrapped, sys.executable, "-m", "hplm.cli.main", *map(str, words), "--json"],
+                [*manner.wrapped, *HPLM, *map(str, words), "--json"],
                 cwd="/",  # Python imports from its working directory first
                 env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from hplm.clock import Clock
 from hplm_openai.errors import Refused, wrong
 from hplm_openai.fields import Given, check_no_other, choice, flag, shown, whole
 from manager.models import NOT_FOUND, Base, Models, Served, score_of
-from manager.records import DAY, Event, Job, Records
+from manager.records import DAY, Event, File, Job, Records
 from manager.rights import Rights
 from manager.uploads import TRAINS, Uploads
 
@@ -55,13 +55,13 @@ class Jobs:
                 raise wrong("'training_file' is missing: upload one by POST /v1/files, and give its id", "training_file")
             self._check_limits(owner, tenant, now)
             job = replace(job, training_file=train, validation_file=self._data(owner, files[1], "validation_file"))
-            self._records.add_job(job)
+            self._records.add(job)
             self._records.tell(job.id, "created", f"Created fine-tuning job: {job.id}")
             self._records.note(who, owner, "job create", job=job.id, model=tenant)
         return job
 
     def found(self, owner: str, id: str) -> Job:
-        job = self._records.job(id)
+        job = self._records.get(Job, id)
         if job is None or job.owner != owner:
             raise Refused(404, f"no such job: {shown(id)}", param="id")
         return job
@@ -74,7 +74,7 @@ class Jobs:
 
     def file(self, job: Job, is_dev: bool = False) -> Path | None:
         id = job.validation_file if is_dev else job.training_file
-        file = self._records.file(id) if id is not None else None
+        file = self._records.get(File, id) if id is not None else None
         return self._uploads.path(file) if file is not None else None
 
     def checking(self, job: Job) -> list[object]:
@@ -120,7 +120,7 @@ class Jobs:
     def readable(self, job: Job, text: str) -> str:
         """Returns what a command has said with an owner's names of files, and without paths of this machine."""
         for id in (job.training_file, job.validation_file):
-            if id is not None and (file := self._records.file(id)) is not None:
+            if id is not None and (file := self._records.get(File, id)) is not None:
                 path = self._uploads.path(file)
                 text = text.replace(str(path), file.name).replace(path.name, file.name)
         return text.replace(str(self.base(job).store), "the store").replace(str(self._folder), "the manager")

@@ -117,7 +117,7 @@ class Models:
             for domain, is_served in base.domains().items()
             if is_served
         ]
-        return bases + sorted(map(self._told, self.served(owner)), key=lambda model: model["id"])
+        return [*sorted(bases, key=_id), *sorted(map(self._told, self.served(owner)), key=_id)]
 
     def described(self, owner: str, id: str) -> dict[str, Any]:
         """Returns one of these models; of a tenant also its versions and their scores."""
@@ -214,7 +214,7 @@ class Models:
 
     def _lacking(self, tenants: Iterable[Tenant]) -> dict[str, tuple[keys.Key, ...]]:
         """Returns the keys of the managed tenants that have others now."""
-        wanted = {owner.name: self._wanted(owner.name) for owner in self._records.owners()}
+        wanted = {owner.id: self._wanted(owner.id) for owner in self._records.owners()}
         revoked = {key.digest for name in wanted for key in self._records.keys(name) if key.revoked}
         found = dict[str, tuple[keys.Key, ...]]()
         for tenant in tenants:
@@ -275,6 +275,10 @@ def score_of(report: dict[str, Any]) -> dict[str, Any]:
     dev = report.get("dev", {})
     metric = dev.get("metric")
     return {"metric": metric, "score": dev[metric], "texts": dev.get("texts")} if metric in dev else {}
+
+
+def _id(model: dict[str, Any]) -> str:
+    return model["id"]
 
 
 def _model(name: str, owner: str) -> dict[str, Any]:

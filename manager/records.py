@@ -22,18 +22,18 @@ DAY = 86400.0
 WAITING = ("validating_files", "queued", "running")  # the statuses of jobs that have not ended, in their order
 ROLES = ("ask", "manage", "operator")
 SCHEMA = """
-CREATE TABLE owners (number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, created INTEGER NOT NULL, limits TEXT NOT NULL);
+CREATE TABLE owners (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, created INTEGER NOT NULL, limits TEXT NOT NULL);
 CREATE TABLE keys (
-    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT REFERENCES owners(name), role TEXT NOT NULL,
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT REFERENCES owners(id), role TEXT NOT NULL,
     digest TEXT UNIQUE NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL, revoked INTEGER NOT NULL
 );
 CREATE TABLE files (
-    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL REFERENCES owners(name), name TEXT NOT NULL,
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL REFERENCES owners(id), name TEXT NOT NULL,
     purpose TEXT NOT NULL, ending TEXT NOT NULL, bytes INTEGER NOT NULL, digest TEXT NOT NULL, created INTEGER NOT NULL,
     expires INTEGER NOT NULL
 );
 CREATE TABLE jobs (
-    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL REFERENCES owners(name), created INTEGER NOT NULL,
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL REFERENCES owners(id), created INTEGER NOT NULL,
     tenant TEXT NOT NULL, backbone TEXT NOT NULL, domain TEXT, training_file TEXT NOT NULL, validation_file TEXT,
     wishes TEXT NOT NULL, status TEXT NOT NULL, step TEXT NOT NULL, task TEXT, version_before INTEGER, version INTEGER,
     served_as TEXT, error TEXT, started INTEGER, finished INTEGER, seconds REAL NOT NULL, tries INTEGER NOT NULL,
@@ -53,7 +53,7 @@ JSON = {"limits", "wishes", "error", "data", "details"}  # columns
 
 @dataclass(frozen=True)
 class Owner:
-    name: str
+    id: str  # its name
     created: int
     limits: dict[str, int]  # those that differ from the usual ones
 
@@ -185,49 +185,34 @@ class Records:
         with self._lock:
             self._base.execute("VACUUM INTO ?", (str(path),))
 
-    # Owners and keys
+    def add(self, row: Owner | Key | File | Job) -> None:
+        columns = asdict(row)
+        marks = ", ".join("?" * len(columns))
+        values = [_stored(*one) for one in columns.items()]
+        self._do(f"INSERT INTO {TABLES[type(row)]} ({', '.join(columns)}) VALUES ({marks})", *values)
 
-    def add_owner(self, owner: Owner) -> None:
-        self._add(owner)
+    def get(self, kind: type[Row], id: str) -> Row | None:
+        return next(iter(self._all(kind, "id = ?", id)), None)
 
-    def owner(self, name: str) -> Owner | None:
-        return self._one(Owner, "name = ?", name)
+    def change(self, kind: type[Row], id: str, **changed: Any) -> None:
+        names = ", ".join(f"{name} = ?" for name in changed)
+        self._do(f"UPDATE {TABLES[kind]} SET {names} WHERE id = ?", *(_stored(*one) for one in changed.items()), id)
+
+    def remove(self, kind: type[Row], id: str) -> None:
+        self._do(f"DELETE FROM {TABLES[kind]} WHERE id = ?", id)
 
     def owners(self) -> list[Owner]:
-        return self._all(Owner, "1 ORDER BY name")
-
-    def set_limits(self, name: str, limits: dict[str, int]) -> None:
-        self._do("UPDATE owners SET limits = ? WHERE name = ?", json.dumps(limits), name)
-
-    def add_key(self, key: Key) -> None:
-        self._add(key)
+        return self._all(Owner, "1 ORDER BY id")
 
     def key_of(self, digest: str) -> Key | None:
-        return self._one(Key, "digest = ?", digest)
-
-    def key(self, id: str) -> Key | None:
-        return self._one(Key, "id = ?", id)
+        return next(iter(self._all(Key, "digest = ?", digest)), None)
 
     def keys(self, owner: str | None) -> list[Key]:
         """Returns an owner's keys, also those that were revoked; None: the operators'."""
         return self._all(Key, "owner IS ? ORDER BY number", owner)
 
-    def revoke(self, id: str, now: float) -> None:
-        self._do("UPDATE keys SET revoked = ? WHERE id = ? AND revoked = 0", int(now), id)
-
-    # Files
-
-    def add_file(self, file: File) -> None:
-        self._add(file)
-
-    def file(self, id: str) -> File | None:
-        return self._one(File, "id = ?", id)
-
     def files(self) -> list[File]:
         return self._all(File, "1")
-
-    def remove_file(self, id: str) -> None:
-        self._do("DELETE FROM files WHERE id = ?", id)
 
     def bytes_of(self, owner: str) -> int:
         return self._number("SELECT sum(bytes) FROM files WHERE owner = ?", owner)
@@ -240,18 +225,6 @@ class Records:
     def last_needed(self, file: str) -> int:
         """Returns when the last job with a file ended; 0: none has."""
         return self._number("SELECT max(finished) FROM jobs WHERE ? IN (training_file, validation_file)", file)
-
-    # Jobs and their events
-
-    def add_job(self, job: Job) -> None:
-        self._add(job)
-
-    def job(self, id: str) -> Job | None:
-        return self._one(Job, "id = ?", id)
-
-    def change_job(self, id: str, **changed: Any) -> None:
-        names = ", ".join(f"{name} = ?" for name in changed)
-        self._do(f"UPDATE jobs SET {names} WHERE id = ?", *(_stored(*one) for one in changed.items()), id)
 
     def jobs_of(self, tenant: str) -> list[Job]:
         """Returns a tenant's jobs, the newest first."""
@@ -285,8 +258,8 @@ class Records:
                 return None
             id, started = rows[0].id, rows[0].started or int(now)
             taken = {"status": WAITING[0] if status == WAITING[0] else WAITING[2], "step": step, "started": started}
-            self.change_job(id, **taken)
-            return self.job(id)
+            self.change(Job, id, **taken)
+            return self.get(Job, id)
 
     def put_back(self) -> None:
         """Lets all jobs wait that were taken by a process that has ended."""
@@ -301,8 +274,6 @@ class Records:
 
     def events(self, job: str, after: int = 0) -> list[Event]:
         return self._all(Event, "job = ? AND number > ? ORDER BY number", job, after)
-
-    # All kinds
 
     def page(
         self, kind: type[Row], owner: str, after: str | None, limit: int, newest_first: bool, **where: Any
@@ -328,12 +299,6 @@ class Records:
         """Returns what was done, the newest first."""
         return self._all(Deed, "? IS NULL OR number < ? ORDER BY number DESC LIMIT ?", before, before, limit)
 
-    def _add(self, row: Any) -> None:
-        columns = asdict(row)
-        marks = ", ".join("?" * len(columns))
-        values = [_stored(*one) for one in columns.items()]
-        self._do(f"INSERT INTO {TABLES[type(row)]} ({', '.join(columns)}) VALUES ({marks})", *values)
-
     def _do(self, sql: str, *values: Any) -> None:
         with self.together():
             self._base.execute(sql, values)
@@ -342,9 +307,6 @@ class Records:
         with self._lock:
             found = self._base.execute(sql, values).fetchone()
             return found[0] or 0 if found else 0
-
-    def _one(self, kind: type[Row], where: str, *values: Any) -> Row | None:
-        return next(iter(self._all(kind, where, *values)), None)
 
     def _all(self, kind: type[Row], where: str, *values: Any) -> list[Row]:
         return self._rows(kind, where, values)

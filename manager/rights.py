@@ -81,7 +81,7 @@ class Rights:
     def signed(self, cookie: str, owner: str | None = None) -> Caller:
         """Returns whose session a cookie is. The key is looked up, so its end is the session's."""
         with suppress(BadSignature):
-            key = self._records.key(self._signer.loads(cookie, max_age=SESSION_SECONDS))
+            key = self._records.get(Key, self._signer.loads(cookie, max_age=SESSION_SECONDS))
             if key is not None and self.is_valid(key):
                 return self._caller(key, owner)
         raise Refused(401, "the session has ended: paste the key again", "invalid_api_key")
@@ -91,9 +91,9 @@ class Rights:
         if not OWNER.fullmatch(name):
             raise InvalidInput(f"owner {name!r}: use 1-24 lower-case letters, digits, '_' and '-', no leading sign")
         with self._records.together():
-            if self._records.owner(name) is not None:
+            if self._records.get(Owner, name) is not None:
                 raise InvalidInput(f"there is an owner {name!r}: choose another name")
-            self._records.add_owner(Owner(name, int(self._clock.time()), {}))
+            self._records.add(Owner(name, int(self._clock.time()), {}))
             self._records.note(who, name, "owner add")
             return self.add_key(name, MANAGE, 0, who)
 
@@ -103,14 +103,14 @@ class Rights:
             raise InvalidInput(f"role {shown(role)}: give an owner's key the role {ASK!r} or {MANAGE!r}")
         expires = keys.expiry(days)
         with self._records.together():
-            if owner is not None and self._records.owner(owner) is None:
+            if owner is not None and self._records.get(Owner, owner) is None:
                 raise InvalidInput(f"there is no owner {owner!r}: add it by `hplm manager owner add`")
             valid = [key for key in self._records.keys(owner) if self.is_valid(key)]
             if len(valid) >= MOST_KEYS:
                 raise InvalidInput(f"there are {len(valid)} valid keys, and {MOST_KEYS} at most: revoke one first")
             secret, made = keys.new_key(expires)
             key = Key(f"key-{made.id}", owner, role, made.digest, int(self._clock.time()), expires, 0)
-            self._records.add_key(key)
+            self._records.add(key)
             self._records.note(who, owner, "key add", key=key.id, role=role, expires=expires)
         return secret, key
 
@@ -120,18 +120,19 @@ class Rights:
         An owner's last key that manages stays: nobody else could make another one.
         """
         with self._records.together():
-            key = self._records.key(id)
+            key = self._records.get(Key, id)
             if key is None or key.owner != owner:
                 raise Refused(404, f"no such key: {shown(id)}", param="id")
             others = [one for one in self._records.keys(owner) if one.id != id and self.is_valid(one)]
             if self.is_valid(key) and not any(one.role == key.role for one in others) and key.role != ASK:
                 raise Refused(409, f"{id!r} is the last key of the role {key.role!r}: make another one first", param="id")
-            self._records.revoke(id, now := self._clock.time())
+            key = replace(key, revoked=key.revoked or int(self._clock.time()))
+            self._records.change(Key, id, revoked=key.revoked)
             self._records.note(who, owner, "key revoke", key=id)
-            return replace(key, revoked=key.revoked or int(now))
+            return key
 
     def limit(self, owner: str, name: str) -> int:
-        found = self._records.owner(owner)
+        found = self._records.get(Owner, owner)
         return (found.limits if found is not None else {}).get(name, LIMITS[name])
 
     def set_limits(self, owner: str, given: Mapping[str, object], who: str) -> dict[str, int]:
@@ -140,14 +141,15 @@ class Rights:
             if name not in LIMITS or type(value) is not int or not 0 <= value < 2**53:
                 raise InvalidInput(f"limit {shown(name)} is {shown(value)}: give a whole number for one of {', '.join(LIMITS)}")
         with self._records.together():
-            if (found := self._records.owner(owner)) is None:
+            if (found := self._records.get(Owner, owner)) is None:
                 raise Refused(404, f"no such owner: {shown(owner)}")
-            self._records.set_limits(owner, limits := {**found.limits, **dict[str, Any](given)})
-            self._records.note(who, owner, "owner limits", **dict[str, Any](given))
+            limits: dict[str, Any] = {**found.limits, **given}
+            self._records.change(Owner, owner, limits=limits)
+            self._records.note(who, owner, "owner limits", limits=limits)
         return {**LIMITS, **limits}
 
     def _caller(self, key: Key, owner: str | None) -> Caller:
-        if key.role == OPERATOR and owner is not None and self._records.owner(owner) is None:
+        if key.role == OPERATOR and owner is not None and self._records.get(Owner, owner) is None:
             raise Refused(404, f"no such owner: {shown(owner)}")
         return Caller(key.id, key.role, owner if key.role == OPERATOR else key.owner)
 

@@ -94,7 +94,7 @@ class Running:
                 reason = f"has ended ({job.status})" if job.ended else "is being published"
                 raise Refused(409, f"the job {id!r} {reason}: delete or roll back its model instead", param="id")
             self._records.note(who, owner, "job cancel", job=id)
-            self._records.change_job(id, cancelled=int(time.time()))
+            self._records.change(Job, id, cancelled=int(time.time()))
             if not job.step:
                 self._end(job, "cancelled", "The job has been cancelled")
         until = time.monotonic() + CANCEL_SECONDS
@@ -262,17 +262,17 @@ class Running:
 
     def _end(self, job: Job, status: str, message: str, error: dict[str, Any] | None = None) -> None:
         if status != "succeeded":
-            self._remove_savepoints(job)
+            self._remove_savepoints(self._current(job))
         with self._records.together():
             self._change(job, status=status, step="", finished=int(time.time()), error=error)
             self._records.tell(job.id, "ended", message, "error" if status == "failed" else "info")
 
     def _change(self, job: Job, **changed: Any) -> Job:
-        self._records.change_job(job.id, **changed)
+        self._records.change(Job, job.id, **changed)
         return self._current(job)
 
     def _current(self, job: Job) -> Job:
-        found = self._records.job(job.id)
+        found = self._records.get(Job, job.id)
         assert found is not None, "jobs are not removed"
         return found
 

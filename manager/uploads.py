@@ -152,13 +152,13 @@ class Uploads:
         with self._records.together():
             if came.bytes > self._most(owner):
                 raise Refused(413, f"your files would have more than {self._rights.limit(owner, 'bytes'):,} bytes: delete some")
-            self._records.add_file(file)
+            self._records.add(file)
             self._records.note(who, owner, "file add", file=file.id, bytes=file.bytes)
         return file
 
     def found(self, owner: str, id: str) -> File:
         """Returns an owner's file."""
-        file = self._records.file(id)
+        file = self._records.get(File, id)
         if file is None or file.owner != owner:
             raise Refused(404, f"no such file: {shown(id)}", param="id")
         return file
@@ -168,7 +168,7 @@ class Uploads:
             file = self.found(owner, id)
             if self._records.needs(file.id):
                 raise Refused(409, f"a job needs the file {file.id!r}: cancel it first, or wait for its end", param="id")
-            self._records.remove_file(file.id)
+            self._records.remove(File, file.id)
             self._records.note(who, owner, "file delete", file=file.id)
         self.path(file).unlink(missing_ok=True)
 
@@ -181,7 +181,7 @@ class Uploads:
                 with self._records.together():
                     if self._records.needs(file.id):
                         continue
-                    self._records.remove_file(file.id)
+                    self._records.remove(File, file.id)
                     self._records.note("manager", file.owner, "file expired", file=file.id)
                 self.path(file).unlink(missing_ok=True)
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
+import pytest
 
+from hplm.registry.store import Away
 from hplm.server.ports import listen
 from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.backbones import Backbones
+from manager import children
 from manager.app import Site, application
 from manager.models import Base
 from manager.rights import COMMAND_LINE
@@ -38,8 +43,8 @@ class Managed:
         return self._secrets[owner]
 
     def client(self, owner: str = "acme", **more: Any) -> openai.OpenAI:
-        given = {"api_key": self.secret(owner), "max_retries": 0, "timeout": PATIENCE, **more}
-        return openai.OpenAI(base_url=f"http://{self.url}/v1", **given)
+        secret = more.pop("api_key", None) or self.secret(owner)
+        return openai.OpenAI(base_url=f"http://{self.url}/v1", api_key=secret, max_retries=0, timeout=PATIENCE, **more)
 
     def ask(self, method: str, path: str, body: object = None, owner: str | None = "acme", **headers: str) -> tuple[int, Any]:
         """Returns the status and the JSON of an answer. `body`: bytes, or what is sent as JSON."""
@@ -72,3 +77,38 @@ def managing(folder: Path, bases: list[Base] = [], grpc_url: str = NOWHERE, **op
         server.should_exit = True
         thread.join(PATIENCE)
         site.close()
+
+
+class Registry:
+    """A registry that nobody changes, and that may be away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+
+    def pointer(self) -> None:
+        if self.is_away:
+            raise Away("the registry does not answer")
+
+
+def fake_base(store: Path) -> Base:
+    """A backbone `toy` with a domain `law`, without tenants. Commands are those of `fake_hplm.py`: `faked`."""
+    for domain in ("root", "law"):
+        (store / "plot" / domain / "1").mkdir(parents=True, exist_ok=True)
+        (store / "plot" / domain / "1" / "meta.json").touch()
+    branches = [SimpleNamespace(id=(domain, 1)) for domain in ("root", "law")]
+    served: Any = SimpleNamespace(current=lambda: SimpleNamespace(branches=branches, tenants=()), registry=Registry())
+    return Base("toy", store, store / "repository", store / "state", served)
+
+
+@contextmanager
+def faked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "HPLM", (sys.executable, "-S", str(Path(__file__).with_name("fake_hplm.py"))))
+        yield
+
+
+def commands(base: Base, tenant: str) -> list[str]:
+    """Returns the commands that were given for a tenant, without their options."""
+    path = base.store / "commands"
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [" ".join(words[:2]) for words in lines if tenant in words]

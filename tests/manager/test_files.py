@@ -13,6 +13,7 @@ from tests.support.wait import eventually
 
 LINE = b'{"text": "a", "label": "x"}\n'
 BOUNDARY = "boundary"
+FINE = [("purpose", None, b"fine-tune")]
 FORM = {"content_type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
@@ -70,9 +71,9 @@ def test_a_client_uploads_lists_reads_and_deletes_files(managed):
         (form(("file", "a.bin", LINE), ("purpose", None, b"user_data")), 400, [".safetensors"]),
         (form(("file", "a.jsonl", LINE), ("file", "b.jsonl", LINE)), 400, ["one alone"]),
         (form(("purpose", None, b"fine-tune"), ("purpose", None, b"user_data")), 400, ["twice"]),
-        (form(("file", "a.jsonl", LINE), ("purpose", None, b"fine-tune"), ("x", None, b"")), 400, ["'x'", "unknown"]),
+        (form(("file", "a.jsonl", LINE), *FINE, ("x", None, b"")), 400, ["'x'", "unknown"]),
         (form(("purpose", None, b"x" * 20_000)), 400, ["'purpose'", "10,000"]),
-        (form(("file", "a.csv", LINE), ("purpose", None, b"fine-tune"), ("expires_after[seconds]", None, b"5")), 400, ["3,600"]),
+        (form(("file", "a.csv", LINE), *FINE, ("expires_after[seconds]", None, b"5")), 400, ["3,600"]),
         (form(("file", "a.jsonl", LINE), ("purpose", None, b"fine-tune"))[:-9], 400, ["ends before"]),
         (b"nothing of a form", 400, ["multipart/form-data"]),
         (b"", 400, ["ends before"]),

@@ -17,7 +17,7 @@ NOW = 1_000_000.0
 def records(tmp_path):
     records = Records(tmp_path / "records.db")
     for name in ("acme", "beta"):
-        records.add_owner(Owner(name, int(NOW), {}))
+        records.add(Owner(name, int(NOW), {}))
     yield records
     records.close()
 
@@ -35,13 +35,13 @@ def taken(records, status="queued", step="build"):
 def test_rows_come_back_as_they_were(records, tmp_path):
     made = job(1, error={"message": "no"}, wishes={"hplm": {"best": True}}, domain="law")
     file = File("file-1", "acme", "../a.jsonl", "fine-tune", ".jsonl", 5, "abc", int(NOW), 0)
-    records.add_job(made)
-    records.add_file(file)
-    records.set_limits("acme", {"bytes": 7})
+    records.add(made)
+    records.add(file)
+    records.change(Owner, "acme", limits={"bytes": 7})
     again = Records(tmp_path / "records.db")
-    assert (again.job("job-1"), again.file("file-1"), again.owner("acme").limits) == (made, file, {"bytes": 7})
-    again.change_job("job-1", error=None, version=3)
-    assert (records.job("job-1").error, records.job("job-1").version) == (None, 3)
+    assert (again.get(Job, "job-1"), again.get(File, "file-1"), again.get(Owner, "acme").limits) == (made, file, {"bytes": 7})
+    again.change(Job, "job-1", error=None, version=3)
+    assert (records.get(Job, "job-1").error, records.get(Job, "job-1").version) == (None, 3)
     assert (tmp_path / "records.db").stat().st_mode & 0o77 == 0
 
 
@@ -51,18 +51,18 @@ import os, sys
 from pathlib import Path
 from manager.records import Owner, Records
 records = Records(Path(sys.argv[1]))
-records.add_owner(Owner("written", 1, {}))
+records.add(Owner("written", 1, {}))
 with records.together():
-    records.add_owner(Owner("half", 1, {}))
+    records.add(Owner("half", 1, {}))
     os.kill(os.getpid(), 9)
 """
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "records.db")]).returncode == -9
     with pytest.raises(ZeroDivisionError), records.together():
-        records.add_owner(Owner("undone", 1, {}))
+        records.add(Owner("undone", 1, {}))
         with records.together():
             records.note("key-1", "acme", "nothing")
         raise ZeroDivisionError
-    assert [owner.name for owner in records.owners()] == ["acme", "beta", "written"] and records.deeds() == []
+    assert [owner.id for owner in records.owners()] == ["acme", "beta", "written"] and records.deeds() == []
 
 
 def test_records_of_another_format_are_refused_by_name(records, tmp_path):
@@ -73,29 +73,29 @@ def test_records_of_another_format_are_refused_by_name(records, tmp_path):
 
 def test_jobs_are_taken_by_owner_then_by_processor_time_then_by_age(records):
     """acme has sent three jobs first and used a minute today, beta an hour two days ago."""
-    records.add_job(job(0, status="succeeded", seconds=60.0, finished=int(NOW) - 100))
-    records.add_job(job(9, "beta", status="succeeded", seconds=3600.0, finished=int(NOW - 2 * DAY)))
+    records.add(job(0, status="succeeded", seconds=60.0, finished=int(NOW) - 100))
+    records.add(job(9, "beta", status="succeeded", seconds=3600.0, finished=int(NOW - 2 * DAY)))
     for one in (job(1), job(2, again=NOW + 60), job(3), job(4, "beta"), job(5, "beta")):
-        records.add_job(one)
+        records.add(one)
     assert [taken(records) for _ in range(5)] == ["job-4", "job-1", "job-5", "job-3", None]
-    assert records.job("job-4").status == "running" and records.job("job-4").started == int(NOW)
+    assert records.get(Job, "job-4").status == "running" and records.get(Job, "job-4").started == int(NOW)
     records.put_back()
     assert [one.status for one in records.unended()] == ["queued"] * 5 and taken(records) == "job-4"
 
 
 def test_jobs_of_a_tenant_run_one_after_the_other_and_checks_beside_them(records):
     for one in (job(1, tenant="acme.t"), job(2, tenant="acme.t"), job(3, tenant="acme.t", status="validating_files")):
-        records.add_job(one)
+        records.add(one)
     assert (taken(records), taken(records)) == ("job-1", None)
     assert (taken(records, "validating_files", "check"), taken(records, "validating_files", "check")) == ("job-3", None)
-    assert records.job("job-3").status == "validating_files"
-    records.change_job("job-1", status="succeeded", step="")
+    assert records.get(Job, "job-3").status == "validating_files"
+    records.change(Job, "job-1", status="succeeded", step="")
     assert taken(records) == "job-2"
 
 
 def test_threads_take_each_job_once(records):
     for number in range(40):
-        records.add_job(job(number, ("acme", "beta")[number % 2]))
+        records.add(job(number, ("acme", "beta")[number % 2]))
     found, threads = [], []
     for _ in range(4):
         threads.append(threading.Thread(target=lambda: found.extend(iter(lambda: taken(records), None))))
@@ -107,7 +107,7 @@ def test_threads_take_each_job_once(records):
 
 def test_an_event_is_told_once_and_pages_have_an_owners_rows_alone(records):
     for number, owner in enumerate(("acme", "beta", "acme", "acme")):
-        records.add_job(job(number, owner))
+        records.add(job(number, owner))
     for _ in range(2):
         records.tell("job-0", "exam 1", "epoch 1", score=0.5)
     (event,) = records.events("job-0")

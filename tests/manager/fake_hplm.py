@@ -1,0 +1,58 @@
+"""Stands for `hplm` where a test is about the manager: does what the training data say, without torch.
+
+`slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, `die always` each time. `wrong` has
+faults, and `refuse` cannot be built. A version lies in the store under its own name when it is whole.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    given = {name: value for name, value in pairwise(words) if name.startswith("--")}
+    command, store = words[0], Path(given["--store"])
+    with (store / "commands").open("a") as file:
+        file.write(json.dumps(words) + "\n")
+    if command == "tenant":
+        print(json.dumps({"generation": 1}))
+        return 0
+    says = Path(given["--train"]).read_text("utf-8")
+    if command == "check":
+        faults = [f"{given['--train']}:1: no label"] if "wrong" in says else []
+        facts = {"texts": says.count("\n"), "label_counts": {"x": 1, "y": 1}}
+        print(json.dumps({"task": "classify", "faults": faults, "warnings": ["few texts"], "training": facts, "dev": facts}))
+        return int(bool(faults))
+    versions = store / "tenants" / given["--id"]
+    working = store / "building" / "tenants" / given["--id"]
+    working.mkdir(parents=True, exist_ok=True)
+    exam = {"exam": 0, "step": 5, "score": 0.5, "learned": 1.0, "loss": 1.0}
+    with open(os.environ["HPLM_PROGRESS"], "a") as file:
+        file.write(json.dumps(exam) + "\n" + json.dumps({"what": "training", "done": 5, "of": 9}) + "\n")
+    if "refuse" in says:
+        print(f"hplm build: {given['--train']} cannot be learned: take other texts", file=sys.stderr)
+        return 1
+    if "die" in says and ("always" in says or not (working / "died").exists()):
+        (working / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while "slow" in says and not (store / "go").exists():
+        time.sleep(0.01)
+    version = max([0, *(int(path.name) for path in versions.glob("*") if path.name.isdecimal())]) + 1
+    report = {"dev": {"metric": "accuracy", "accuracy": 0.5, "rows": 9, "texts": 9}, "warnings": []}
+    (made := versions / f"{version}.writing").mkdir(parents=True, exist_ok=True)
+    (made / "report.json").write_text(json.dumps(report))
+    made.rename(versions / str(version))
+    for path in working.iterdir():
+        path.unlink()
+    working.rmdir()
+    print(json.dumps({"tenant": given["--id"], "version": version, "warnings": []}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

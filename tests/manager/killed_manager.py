@@ -1,0 +1,18 @@
+"""A manager with commands that only seem to train, as a process that a test kills: `killed_manager.py FOLDER PORT`."""
+
+import sys
+from pathlib import Path
+
+from hplm.server.ports import listen
+from hplm_openai.__main__ import server_of
+from hplm_openai.app import Gateway, RequestLimits
+from hplm_openai.backbones import Backbones
+from manager.app import Site, application
+from tests.manager.serving import NOWHERE, fake_base, faked
+
+if __name__ == "__main__":
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    with faked():
+        site = Site.open(folder / "manager", [fake_base(folder / "store")])
+        gateway = Gateway(lambda: Backbones(NOWHERE, [], 5.0), RequestLimits())
+        server_of(application(site, gateway)).run(sockets=[listen("127.0.0.1", port, "--port")])

@@ -1,0 +1,101 @@
+"""`kill -9` of the manager, and of its workers, at random moments: what was acknowledged is there, and is made once."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from hplm.server import process_group
+from hplm.server.ports import free_ports
+from manager.records import WAITING, Records
+from manager.rights import COMMAND_LINE, Rights
+from tests.support.wait import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("HPLM_TEST_KILLS", "4"))
+ROOT = Path(__file__).parents[2]
+
+
+def started(folder, port):
+    with (folder / "log").open("ab") as log:
+        command = [sys.executable, "-m", "tests.manager.killed_manager", str(folder), str(port)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+
+def worker_of(pid):
+    """Returns the child of a process; None: it has none."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if process_group.facts(int(path.name))[1] == str(pid):
+                return int(path.name)
+        except (OSError, IndexError, ValueError):
+            continue
+    return None
+
+
+def one_more(found):
+    before = len(found)
+    eventually(lambda: len(found) > before)
+
+
+def test_whatever_is_killed_acknowledged_work_is_done_once(tmp_path):
+    rng, port = random.Random(5), free_ports(1)[0]
+    records = Records(tmp_path / "manager/records.db")
+    secret, _ = Rights(records, tmp_path / "manager").add_owner("acme", COMMAND_LINE)
+    records.close()
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=secret, max_retries=0, timeout=PATIENCE)
+    files, jobs, is_over = {}, {}, threading.Event()
+
+    def work():
+        """An owner who uploads and trains again and again, and tries what was not acknowledged."""
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            content = f"text {number}\n".encode() * rng.choice([1, 20_000])
+            try:
+                file = client.files.create(file=("a.jsonl", content), purpose="fine-tune").id
+                files[file] = content
+                jobs[client.fine_tuning.jobs.create(model="toy", training_file=file, suffix=f"m{number}").id] = (
+                    f"acme.m{number}"
+                )
+            except openai.APIConnectionError:
+                time.sleep(0.05)
+            time.sleep(rng.random() * 0.2)
+
+    manager, owner = started(tmp_path, port), threading.Thread(target=work)
+    owner.start()
+    try:
+        for kill in range(KILLS):
+            one_more(jobs)
+            time.sleep(rng.random() * 0.5)
+            if kill % 4 == 3 and (worker := worker_of(manager.pid)) is not None:
+                os.kill(worker, signal.SIGKILL)
+                continue
+            manager.kill()
+            manager.wait()
+            manager = started(tmp_path, port)
+        one_more(jobs)
+        is_over.set()
+        owner.join()
+        eventually(lambda: all(client.fine_tuning.jobs.retrieve(job).status not in WAITING for job in jobs))
+        for job, model in jobs.items():
+            found = client.fine_tuning.jobs.retrieve(job)
+            assert (found.status, found.fine_tuned_model) == ("succeeded", model), found
+            assert [path.name for path in (tmp_path / "store/tenants" / model).iterdir()] == ["1"], "a version was made twice"
+        for file, content in files.items():
+            assert client.files.content(file).read() == content
+        known = {one.id for one in client.files.list()}
+        assert {path.stem for path in (tmp_path / "manager/files").glob("*/*")} == known >= files.keys()
+    finally:
+        is_over.set()
+        owner.join()
+        manager.kill()
+        manager.wait()

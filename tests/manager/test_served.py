@@ -1,0 +1,133 @@
+"""From an empty manager to an answered text, with the stock client of OpenAI and a real Triton."""
+
+import json
+import random
+import shutil
+
+import openai
+import pytest
+
+from hplm.cli.main import main
+from manager.models import Base
+from manager.records import WAITING
+from testing.toy import WORDS
+from tests.manager.serving import managing
+from tests.support.wait import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
+
+LABELS = {"fruit": WORDS[:20], "metal": WORDS[20:40]}
+
+
+def lines(seed, count=48):
+    rng = random.Random(seed)
+    made = [(" ".join(rng.choices(LABELS[label], k=4)), label) for label in list(LABELS) * (count // 2)]
+    return "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in made).encode()
+
+
+def records_of(store, tenant):
+    """Returns the content of a tenant's record files, by version."""
+    return {path.parent.name: path.read_bytes() for path in store.glob(f"tenants/{tenant}/*/*.safetensors")}
+
+
+@pytest.fixture
+def managed(server, tmp_path):
+    """A manager of a copy of the server's store, whose tenants go in the end."""
+    store = shutil.copytree(server.built.stores["toy"].folder, tmp_path / "store")
+    base = Base.open(store, server.repository, server.state)
+    with managing(tmp_path / "manager", [base], server.grpc_url) as managed:
+        yield managed
+        for owner in ("acme-inc", "beta-inc"):
+            managed.site.models._remove(base, [one.tenant.id for one in managed.site.models.served(owner)])
+
+
+def ended(client, **wishes):
+    job = client.fine_tuning.jobs.create(**wishes)
+    eventually(lambda: client.fine_tuning.jobs.retrieve(job.id).status not in WAITING)
+    job = client.fine_tuning.jobs.retrieve(job.id)
+    assert job.status == "succeeded", job.error
+    return job
+
+
+def classified(client, model, text):
+    answer = client.post("/classifications", body={"model": model, "input": [text]}, cast_to=object)
+    return answer["results"][0][model]["scores"]
+
+
+def test_an_owner_uploads_trains_asks_goes_on_rolls_back_and_deletes(managed, server, tmp_path, capsys):
+    store, copy = tmp_path / "store", shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    client, other = managed.client("acme-inc"), managed.client("beta-inc")
+    (tmp_path / "train.jsonl").write_bytes(lines(1))
+    with (tmp_path / "train.jsonl").open("rb") as opened:
+        file = client.files.create(file=opened, purpose="fine-tune")
+    epochs = {"hyperparameters": {"n_epochs": 1}}
+    job = ended(client, model="toy", training_file=file.id, suffix="goods", **epochs)
+    name = job.fine_tuned_model
+    assert name == "acme-inc.goods" and job.hplm["task"] == "classify" and job.hplm["version"] == 1
+    text = " ".join(LABELS["fruit"][:4])
+    assert set(classified(client, name, text)) == {"fruit", "metal"}
+    with pytest.raises(openai.NotFoundError):
+        classified(other, name, text)
+
+    command = f"build tenant --id {name} --store {copy} --train {tmp_path}/train.jsonl --task classify --epochs 1"
+    assert main(command.split()) == 0
+    assert records_of(store, name) == records_of(copy, name) != {}, "an upload and the command line make other bytes"
+
+    more = client.files.create(file=("more.jsonl", lines(2)), purpose="fine-tune")
+    again = ended(client, model=name, training_file=more.id, extra_body={"hplm": {"promote": "never"}}, **epochs)
+    assert again.fine_tuned_model == f"{name}.v2" and set(classified(client, f"{name}.v2", text)) == {"fruit", "metal"}
+    ids = [model.id for model in client.models.list()]
+    assert ids == ["toy", "toy/bio", "toy/law", name, f"{name}.v2"]
+    assert [model.id for model in other.models.list()] == ids[:3]
+    assert client.models.retrieve(f"{name}.v2").hplm["candidate_of"] == name
+
+    key = client.post("/keys", body={"role": "ask", "days": 1}, cast_to=object)
+    asking = managed.client(api_key=key["secret"])
+    assert classified(asking, name, text), "a new key opens the tenants that there are"
+    with pytest.raises(openai.PermissionDeniedError):
+        asking.files.list()
+    client.delete(f"/keys/{key['id']}", cast_to=object)
+    with pytest.raises((openai.NotFoundError, openai.AuthenticationError)):
+        classified(asking, name, text)
+
+    promoted = client.post(f"/models/{name}/promote", body={"version": 2}, cast_to=object)
+    assert [(one["version"], one["live"], one["waits_as"]) for one in promoted["hplm"]["versions"]] == [
+        (1, False, None), (2, True, None),
+    ]  # fmt: skip
+    assert client.post(f"/models/{name}/rollback", cast_to=object)["hplm"]["version"] == 1
+    assert client.models.delete(name).deleted and not (store / "tenants" / name).exists()
+    assert [model.id for model in client.models.list()] == ids[:3]
+    with pytest.raises(openai.NotFoundError):
+        classified(client, name, text)
+
+
+def test_another_owner_s_ids_are_as_unknown_ones_at_every_endpoint(managed):
+    """Of each kind there is one of acme-inc, for which beta-inc asks."""
+    client = managed.client("acme-inc")
+    file = client.files.create(file=("a.jsonl", lines(1)), purpose="fine-tune")
+    job = ended(client, model="toy", training_file=file.id, suffix="mine", hyperparameters={"n_epochs": 1})
+    key = client.post("/keys", body={}, cast_to=object)
+    ours = {"file": file.id, "job": job.id, "model": job.fine_tuned_model, "key": key["id"]}
+    unknown = {"file": "file-000", "job": "ftjob-000", "model": "beta-inc.none", "key": "key-000"}
+    bodies = {"promote": {"version": 1}, "rollback": {}, "cancel": {}, "limits": {"rate": 1}}
+    asked = 0
+    for method, path in ((method, one.path) for one in managed.site.routes() for method in one.methods - {"HEAD"}):
+        if "{" not in path or path.startswith("/v1/owners"):  # those are for operators alone
+            continue
+        kind = {"files": "file", "fine_tuning": "job", "models": "model", "keys": "key"}[path.split("/")[2]]
+        shape = path.replace("{id:path}", "{id}")
+        answers = [
+            managed.ask(method, shape.format(id=ids[kind]), bodies.get(path.rpartition("/")[2]), "beta-inc")
+            for ids in (ours, unknown)
+        ]
+        (status, found), (same, other) = answers
+        expected = 403 if path.endswith("limits") else 404
+        assert status == same == expected, (method, path, answers)
+        assert json.dumps(found).replace(ours[kind], unknown[kind]) == json.dumps(other), path
+        asked += 1
+    assert asked >= 13
+    for field, value in (("training_file", ours["file"]), ("model", ours["model"])):
+        body = {"model": "toy", "training_file": "file-000", field: value}
+        assert managed.ask("POST", "/v1/fine_tuning/jobs", body, "beta-inc")[0] == 404
+    assert managed.ask("GET", f"/v1/files?after={ours['file']}", owner="beta-inc")[0] == 404
+    assert client.files.retrieve(file.id).id == file.id and client.models.retrieve(ours["model"]).id == ours["model"]
