@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -40,6 +41,7 @@ EVENT_SECONDS = 0.5  # between looks for a job's new events
 ALLOWED = {ASK: {ASK, MANAGE, OPERATOR}, MANAGE: {MANAGE, OPERATOR}, OPERATOR: {OPERATOR}}  # roles, by the needed one
 ACTS_FOR = "openai-organization"  # the header in which an operator names an owner
 STATUSES: dict[type[HplmError], int] = {InvalidInput: 400, NoTenant: 404}
+log = logging.getLogger(__name__)
 HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -138,7 +140,7 @@ class Site:
 
     async def content(self, request: Request, caller: Caller) -> Response:
         file = await run_in_threadpool(self.uploads.found, caller.acting_for(), request.path_params["id"])
-        return FileResponse(self.uploads.path(file), media_type="application/octet-stream", filename=file.name)
+        return FileResponse(self.uploads.path(file), media_type="application/octet-stream", filename=file.name, headers=HEADERS)
 
     def create_job(self, asked: Asked) -> Any:
         return self.jobs.told(self.jobs.create(asked.owner, asked.who, asked.given))
@@ -213,7 +215,10 @@ class Site:
         role, days = asked.given.pop("role", ASK), asked.given.pop("days", 0)
         asked.done()
         secret, key = self.rights.add_key(asked.owner, role, days, asked.who)
-        self.models.mend()
+        try:
+            self.models.mend()
+        except (HplmError, OSError) as error:  # the secret must not be lost
+            log.warning("the key %s opens models in a minute: %s", key.id, error)
         return {**told_key(key), "secret": secret}
 
     def keys(self, asked: Asked) -> Any:

@@ -30,12 +30,16 @@ class Manner:
     cores: Sequence[int] = ()  # empty: all
     memory: int = 0  # bytes of data that a child may have; 0: no limit
     device: str = "auto"  # that trains
+    seconds: int = 0  # of processors that a child may take; 0: no limit
+    who: str = ""  # as whom a child changes the registry; empty: as this process's user
 
     @property
     def wrapped(self) -> list[str]:
         cores = ["taskset", "--cpu-list", ",".join(map(str, self.cores))] if self.cores else []
-        memory = ["prlimit", f"--data={self.memory}"] if self.memory else []
-        return ["setpriv", "--pdeathsig", "SIGKILL", *cores, *memory, "nice", "-n", "19", "chrt", "--idle", "0"]
+        limits = [f"--data={self.memory}"] if self.memory else []
+        limits += [f"--cpu={self.seconds}:{self.seconds + 30}"] if self.seconds else []  # SIGXCPU, then SIGKILL
+        limited = ["prlimit", *limits] if limits else []
+        return ["setpriv", "--pdeathsig", "SIGKILL", *cores, *limited, "nice", "-n", "19", "chrt", "--idle", "0"]
 
 
 USUAL = Manner()
@@ -52,6 +56,7 @@ class Child:
         self._out, self._log = folder / f"{words[0]}.out", folder / f"{words[0]}.log"
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment["HPLM_PROGRESS"] = str(folder / PROGRESS)
+        environment |= {"LOGNAME": manner.who} if manner.who else {}
         if manner.cores:
             environment["OMP_NUM_THREADS"] = str(len(manner.cores))
         with self._out.open("wb") as out, self._log.open("wb") as log:

@@ -42,7 +42,7 @@ class Jobs:
         wishes = _wishes(given)
         check_no_other(given)
         base, tenant, domain, live = self._place(owner, model, suffix)
-        wishes["model"], wishes["goes_on"] = model, live is not None
+        wishes |= {"model": model, "goes_on": live is not None, "who": f"manager {who}"}
         versions, start = base.versions(tenant), wishes["from_version"]
         if live is not None and not wishes["fresh"] and start is None and versions[-1:] != [live.stored]:
             wishes["from_version"] = live.stored  # what is served, and not a candidate after it

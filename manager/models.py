@@ -146,7 +146,7 @@ class Models:
         self._records.note(who, owner, "model promote", model=id, version=version)
         with TemporaryDirectory(dir=self._folder) as folder:
             words = self.publishing(found.base, id, version, id, Path(folder))
-            finish(words, Path(folder), self._manner)
+            finish(words, Path(folder), replace(self._manner, who=f"manager {who}"))
         self.published(found.base, id, version, id)
         return self.described(owner, id)
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hplm_openai.errors import Refused
 from manager.children import PROGRESS, Child, Manner
 from manager.jobs import Jobs
 from manager.models import Models
-from manager.records import Job, Records
+from manager.records import DAY, Job, Records
 from manager.rights import Rights
 from manager.uploads import Uploads
 
@@ -206,7 +207,8 @@ class Running:
     def _run(self, job: Job, words: list[object]) -> Child:
         """Runs a step's command to its end. Ends it if the job is cancelled, or the manager ends."""
         folder = self._jobs.folder(job)
-        child, asked_at, told = Child(words, folder, self._manner), 0.0, 0
+        manner = replace(self._manner, seconds=self._seconds_left(job), who=job.wishes["who"])
+        child, asked_at, told = Child(words, folder, manner), 0.0, 0
         try:
             while not child.look():
                 if self._ending.is_set() or (job.step != "publish" and self._current(job).cancelled):
@@ -225,9 +227,16 @@ class Running:
             raise Stopped
         if child.code and asked_at:
             raise Cancelled
+        if child.code == -signal.SIGXCPU:
+            raise Failed("your jobs have computed for all of your minutes in 24 hours: try again later, or less data", "limit")
         if child.code and child.code < 0:
             self._died(job, child.code)
         return child
+
+    def _seconds_left(self, job: Job) -> int:
+        """Returns the processor time that is left to an owner's jobs today. To publish always has some."""
+        most = 60 * self._rights.limit(job.owner, "minutes_a_day")
+        return 1 + max(60 * (job.step == "publish"), round(most - self._records.seconds_since(job.owner, time.time() - DAY)))
 
     def _died(self, job: Job, code: int) -> None:
         """Raises after a death of a step by a signal: it is tried again, a few times without a further exam."""
@@ -320,6 +329,9 @@ class Running:
                     shutil.rmtree(self._jobs.base(job).store / "building" / "tenants" / job.tenant, ignore_errors=True)
 
     def _mend(self) -> bool:
-        self._uploads.sweep()
-        self._models.mend()
+        try:
+            self._uploads.sweep()
+            self._models.mend()
+        except (HplmError, OSError) as error:
+            log.warning("keys and files are looked at again in a minute: %s", error)
         return not self._ending.wait(MINUTE)

@@ -1,7 +1,7 @@
 """Stands for `hplm` where a test is about the manager: does what the training data say, without torch.
 
-`slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, `die always` each time. `wrong` has
-faults, and `refuse` cannot be built. A version lies in the store under its own name when it is whole.
+`compute` computes for ever. `slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, `die always`
+each time. `wrong` has faults, and `refuse` cannot be built. A version lies in the store under its own name when it is whole.
 """
 
 import json
@@ -40,6 +40,8 @@ def main() -> int:
     if "die" in says and ("always" in says or not (working / "died").exists()):
         (working / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    while "compute" in says:
+        pass
     while "slow" in says and not (store / "go").exists():
         time.sleep(0.01)
     version = max([0, *(int(path.name) for path in versions.glob("*") if path.name.isdecimal())]) + 1

@@ -128,10 +128,14 @@ def test_limits_of_an_owner_end_a_job_or_refuse_it(managed):
     managed.site.rights.set_limits("limited", {"jobs_a_day": 9}, "me")
     with pytest.raises(openai.RateLimitError, match="1 models"):
         created(client, suffix="other")
+    client.fine_tuning.jobs.cancel(slow.id)
+    managed.site.records.change(Job, slow.id, seconds=59.0)
+    managed.site.rights.set_limits("limited", {"minutes_a_day": 1, "tenants": 9}, "me")
+    failed = ended(managed.client("limited"), created(client, "compute\n", suffix="computes"))
+    assert (failed.status, failed.error.code) == ("failed", "limit")
     managed.site.rights.set_limits("limited", {"minutes_a_day": 0}, "me")
     with pytest.raises(openai.RateLimitError, match="0 minutes"):
         created(client)
-    client.fine_tuning.jobs.cancel(slow.id)
 
 
 def test_a_cancelled_job_ends_and_leaves_nothing_and_a_file_that_a_job_needs_stays(managed, base):
