@@ -79,23 +79,31 @@ class Jobs:
 
     def checking(self, job: Job) -> list[object]:
         """Returns the command that looks for faults of the data."""
-        domain = ["--domain", job.domain] if job.domain is not None else []
-        return ["check", *self._files(job), *self._task(job), "--store", self.base(job).store, *domain]
+        return ["check", *self._given(job)]
 
     def building(self, job: Job, device: str) -> list[object]:
         """Returns the command that trains. Whoever gives it by hand gets the same bytes."""
-        wishes, words = job.wishes, list[object](["build", "tenant", "--id", job.tenant, "--store", self.base(job).store])
-        words += [*self._files(job), *self._task(job)]
+        wishes, more = job.wishes, list[object]()
+        if wishes["best"]:
+            more.append("--best")
+        if (multiplier := wishes["learning_rate_multiplier"]) is not None:
+            more += ["--learning-rate", (BEST_RATE if wishes["best"] else USUAL_RATE) * multiplier]
+        if wishes["n_epochs"] is not None:
+            more += ["--epochs", wishes["n_epochs"]]
+        return ["build", "tenant", *self._given(job), *more, "--seed", wishes["seed"], "--device", device]
+
+    def _given(self, job: Job) -> list[object]:
+        """Returns the options of both."""
+        base, wishes, dev = self.base(job), job.wishes, self.file(job, is_dev=True)
+        words: list[object] = ["--id", job.tenant, "--store", base.store, "--train", self.file(job)]
+        words += ["--dev", dev] if dev is not None else []
+        words += ["--task", task] if (task := job.task or wishes["task"]) is not None else []
         words += ["--domain", job.domain] if job.domain is not None else []
-        if wishes["fresh"] or (not wishes["goes_on"] and job.version_before):
+        if wishes["fresh"] or (not wishes["goes_on"] and base.versions(job.tenant)):
             words.append("--fresh")
         elif wishes["from_version"] is not None:
             words += ["--from-version", wishes["from_version"]]
-        words += ["--best"] if wishes["best"] else []
-        if (multiplier := wishes["learning_rate_multiplier"]) is not None:
-            words += ["--learning-rate", (BEST_RATE if wishes["best"] else USUAL_RATE) * multiplier]
-        words += ["--epochs", wishes["n_epochs"]] if wishes["n_epochs"] is not None else []
-        return [*words, "--seed", wishes["seed"], "--device", device]
+        return [*words, *["--new-labels"] * wishes["new_labels"]]
 
     def chosen_name(self, job: Job, version: int) -> tuple[str, str]:
         """Returns under which name a job's version is to be served, and why: the tenant's own, or a candidate's."""
@@ -124,13 +132,6 @@ class Jobs:
                 path = self._uploads.path(file)
                 text = text.replace(str(path), file.name).replace(path.name, file.name)
         return text.replace(str(self.base(job).store), "the store").replace(str(self._folder), "the manager")
-
-    def _files(self, job: Job) -> list[object]:
-        dev = self.file(job, is_dev=True)
-        return ["--train", self.file(job), *(["--dev", dev] if dev is not None else [])]
-
-    def _task(self, job: Job) -> list[object]:
-        return ["--task", task] if (task := job.task or job.wishes["task"]) is not None else []
 
     def _place(self, owner: str, model: Any, suffix: Any) -> tuple[Base, str, str | None, Served | None]:
         """Returns the base, the tenant, its domain if the request names one, and what is served of a tenant that it names."""
@@ -262,6 +263,7 @@ def _wishes(given: Given) -> dict[str, Any]:
     found = {
         "seed": whole(given, "seed", 0) or 0, "metadata": metadata, "n_epochs": epochs, "learning_rate_multiplier": rate,
         "task": task, "best": flag(ours, "best"), "fresh": flag(ours, "fresh"), "promote": choice(ours, "promote", *PROMOTES),
+        "new_labels": flag(ours, "new_labels"),
         "from_version": whole(ours, "from_version", 1),
     }  # fmt: skip
     if found["fresh"] and found["from_version"] is not None:

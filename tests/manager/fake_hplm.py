@@ -1,7 +1,7 @@
 """Stands for `hplm` where a test is about the manager: does what the training data say, without torch.
 
-`compute` computes for ever. `slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, `die always`
-each time. `wrong` has faults, and `refuse` cannot be built. A version lies in the store under its own name when it is whole.
+`compute` computes for ever. `slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, and
+`die always` each time. `wrong` has faults, and `refuse` cannot be built. A whole version lies in the store under its name.
 """
 
 import json
