@@ -18,6 +18,7 @@ SHORTEST = 3  # tokens of a text: [CLS], a word, [SEP]
 
 Whole = Annotated[int, Parameter(validator=Number(gt=0))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))]
 
 

@@ -6,10 +6,14 @@ cores, and `engine_drift` shows whether the machine has changed its speed.
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from subprocess import Popen
 from typing import Annotated
 
 import numpy as np
@@ -17,7 +21,21 @@ import torch
 from tqdm import tqdm
 
 from bench.noop import NOOP, add_noops
-from bench.rows import ONLY_QUICK, ModelSize, Row, Rows, Seconds, ServedDtype, Size, Tokens, Whole, benchmark, expect_text, say
+from bench.rows import (
+    ONLY_QUICK,
+    Count,
+    ModelSize,
+    Row,
+    Rows,
+    Seconds,
+    ServedDtype,
+    Size,
+    Tokens,
+    Whole,
+    benchmark,
+    expect_text,
+    say,
+)
 from bench.server import multiply, private_bytes, random_export, requests_of, settings_of, stage, tenant_id, texts_of, waiting
 from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
@@ -39,7 +57,7 @@ MB = 1e6
 LABELS, VECTORS = ("LABEL", "SCORE"), ("EMBEDDING",)  # outputs
 
 
-@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4)
+@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4, busy=1)
 def serve(
     *,
     size: ModelSize = "bert-base",
@@ -49,6 +67,7 @@ def serve(
     connections: Annotated[int, ONLY_QUICK] = 64,
     dtype: ServedDtype = "auto",
     vectors: bool = False,
+    busy: Count = 0,
 ) -> Rows:
     """Exports a repository of random weights and serves it. Measures one client, and then saturation.
 
@@ -56,6 +75,7 @@ def serve(
     what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
 
     :param vectors: the tenants answer with vectors, the means of all tokens' states
+    :param busy: programs that compute all the time, beside which one client is measured again
     :param tenants: requests go to them in turn. Several numbers, such as 1 10 100, also compare servers with as many tenants
     """
     expect_text(tokens, size)
@@ -71,6 +91,8 @@ def serve(
             requests, noops = requests_of(folder.name, texts, count, outputs=outputs), requests_of(NOOP, texts, count)
             alone, saturated = one_and_many(server.http_url, requests, requests, seconds, connections)
             noop_alone, noop = one_and_many(server.http_url, noops, noops, seconds, connections)
+            with burning(busy):
+                beside = of_connections(server.http_url, requests, requests, seconds, 1) if busy else None
         (after,) = send(bare)
     engine_p50, rate = ((before[name] + after[name]) / 2 for name in ("p50_ms", "texts_per_s"))
     bound, p50 = 1 / (1 / rate + 1 / noop.req_per_s), alone.percentile_ms(50)
@@ -82,6 +104,10 @@ def serve(
     yield Row(
         "added_over_noop_ms", p50 - engine_p50 - noop_alone.percentile_ms(50), "ms", most=1.5 if size == "bert-base" else 1.0
     )
+    if beside is not None:
+        yield Row("busy_p50_ms", beside.percentile_ms(50), "ms")
+        yield Row("busy_p99_ms", beside.percentile_ms(99), "ms")
+        yield Row("busy_over_alone", beside.percentile_ms(50) / p50)
     yield Row("req_per_s", saturated.req_per_s, "/s")
     yield Row("engine_req_per_s", rate, "/s")
     yield Row("noop_req_per_s", noop.req_per_s, "/s")
@@ -101,12 +127,24 @@ def one_and_many(
     url: str, requests: list[bytes], warming: list[bytes], seconds: float, connections: int
 ) -> tuple[Report, Report]:
     """Returns the reports of one connection, and then of all connections."""
-    reports = []
-    for count in (1, connections):
-        say(f"measuring {count} connections for {seconds:g} s")
-        load = Load(url, requests, seconds=seconds, connections=count)
-        reports.append(measured(load, f"{count} connections", seconds / 4, warming=warming))
-    return reports[0], reports[1]
+    one, many = (of_connections(url, requests, warming, seconds, count) for count in (1, connections))
+    return one, many
+
+
+def of_connections(url: str, requests: list[bytes], warming: list[bytes], seconds: float, count: int) -> Report:
+    say(f"measuring {count} connections for {seconds:g} s")
+    load = Load(url, requests, seconds=seconds, connections=count)
+    return measured(load, f"{count} connections", seconds / 4, warming=warming)
+
+
+@contextmanager
+def burning(count: int) -> Iterator[None]:
+    """Runs so many programs that compute all the time, each in one thread."""
+    with ExitStack() as running:
+        for _ in range(count):
+            program = running.enter_context(Popen([sys.executable, "-c", "while True: pass"]))
+            running.callback(program.kill)
+        yield
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from hplm.model.cpu import compute_with
 from hplm.process.channel import Channel
+from hplm.process.cores import Cores
 from hplm.threads import repeat
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Driver:
         self._since: list[float | None] = [None for _ in (*starts, HELPING)]  # when each thread began what it does
         self._ends = math.inf  # when texts that still wait get an error
         self.ended = threading.Event()
+        self._cores = Cores(threads[0])
         self._timer, self._bell = Timer(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._polls = {who: self._poll() for who in (COMPUTING, HELPING)}
         self._threads = [
@@ -150,7 +152,9 @@ class Driver:
         if prepared is None:
             return False
         self._ahead = None
-        if self._engine.compute(prepared):
+        with self._cores:
+            goes_on = self._engine.compute(prepared)
+        if goes_on:
             self._handed[1].put(prepared)
         return True
 
