@@ -49,7 +49,9 @@ def one_more(found):
 def test_whatever_is_killed_acknowledged_work_is_done_once(tmp_path):
     rng, port = random.Random(5), free_ports(1)[0]
     records = Records(tmp_path / "manager/records.db")
-    secret, _ = Rights(records, tmp_path / "manager").add_owner("acme", COMMAND_LINE)
+    rights = Rights(records, tmp_path / "manager")
+    secret, _ = rights.add_owner("acme", COMMAND_LINE)
+    rights.set_limits("acme", {"jobs_a_day": 100_000, "tenants": 100_000}, COMMAND_LINE)
     records.close()
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=secret, max_retries=0, timeout=PATIENCE)
     files, jobs, is_over = {}, {}, threading.Event()

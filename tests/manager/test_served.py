@@ -2,7 +2,11 @@
 
 import json
 import random
+import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -11,8 +15,10 @@ from hplm.cli.main import main
 from manager.models import Base
 from manager.records import WAITING
 from testing.toy import WORDS
+from tests.cli.commands import refused, run
 from tests.manager.serving import managing
-from tests.support.wait import eventually
+from tests.support.message import mentions
+from tests.support.wait import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server("toy")]
 
@@ -99,6 +105,27 @@ def test_an_owner_uploads_trains_asks_goes_on_rolls_back_and_deletes(managed, se
     assert [model.id for model in client.models.list()] == ids[:3]
     with pytest.raises(openai.NotFoundError):
         classified(client, name, text)
+
+
+def test_the_command_runs_beside_a_server_without_torch_in_little_memory(server, tmp_path, capsys):
+    """The owner is added while it runs."""
+    store, folder = server.built.stores["toy"].folder, ["--folder", str(tmp_path / "manager")]
+    places = ["--store", store, "--repository", server.repository, "--state", server.state, "--url", server.grpc_url]
+    command = [sys.executable, "-m", "hplm.cli.main", "manager", *folder, *map(str, places), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = re.search(r"http://\S+/v1", process.stdout.readline())[0]
+            secret = run(capsys, "manager", "owner", "add", "acme-inc", *folder)["secret"]
+            with openai.OpenAI(base_url=url, api_key=secret, timeout=PATIENCE) as client:
+                assert [model.id for model in client.models.list()] == ["toy", "toy/bio", "toy/law"]
+            assert mentions(refused(capsys, "manager", *folder, *places, "--port", 0), "another manager", tmp_path)
+            proc = Path(f"/proc/{process.pid}")
+            assert "torch" not in (proc / "maps").read_text()
+            assert int(re.search(r"VmHWM:\s+(\d+) kB", (proc / "status").read_text())[1]) < 100_000
+        finally:
+            process.terminate()
+    assert mentions(refused(capsys, "manager", *folder, "--store", tmp_path, *places[2:]), tmp_path, "not a store")
 
 
 def test_another_owner_s_ids_are_as_unknown_ones_at_every_endpoint(managed):
