@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from hplm.errors import HplmError, InvalidInput, NoTenant, logged_error
@@ -104,9 +104,7 @@ class Site:
         address = request.client.host if request.client is not None else ""
         secret, owner = key_in(request.headers.getlist("authorization")), request.headers.get(ACTS_FOR)
         caller = await run_in_threadpool(self.rights.caller, secret, address, owner)
-        if caller.role not in ALLOWED[role]:
-            raise Refused(403, f"this key has the role {caller.role!r}, and that needs {role!r}: use another key")
-        return caller
+        return allowed(caller, role)
 
     def listed(self, kind: type[Row], tell: Callable[[Row], Any], asked: Asked, order: str = "desc", **where: Any) -> Any:
         """Returns a page of an owner's things, as OpenAI's clients go through them."""
@@ -322,7 +320,7 @@ class Site:
         return acted
 
 
-def application(site: Site, gateway: Gateway, more: Sequence[Route] = ()) -> ASGIApp:
+def application(site: Site, gateway: Gateway, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Returns the whole app. `more`: further routes, such as a console's."""
     asking = gateway.inner()
 
@@ -337,6 +335,13 @@ def application(site: Site, gateway: Gateway, more: Sequence[Route] = ()) -> ASG
     app = Starlette(routes=[*site.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
     app.router.default = asking
     return Entrance(app, AT_ONCE, exempt=HEALTH)
+
+
+def allowed(caller: Caller, role: str) -> Caller:
+    """Returns a caller. Raises if it has not the needed role."""
+    if caller.role not in ALLOWED[role]:
+        raise Refused(403, f"this key has the role {caller.role!r}, and that needs {role!r}: use another key")
+    return caller
 
 
 def _locked(folder: Path) -> int:
@@ -362,17 +367,21 @@ def in_list(data: list[Any], more: bool = False) -> dict[str, Any]:
 
 async def _told(request: Request, error: Exception) -> Response:
     """Returns what a client gets for an error."""
+    if isinstance(error, Gone):
+        return Response(status_code=CLIENT_HAS_GONE)
+    return refused(request, error).response(request.url.path)
+
+
+def refused(request: Request, error: Exception) -> Refused:
+    """Returns the refusal that an error is. Logs what is a fault of ours."""
     match error:
-        case Gone():
-            return Response(status_code=CLIENT_HAS_GONE)
         case Refused():
-            refused = error
+            return error
         case HTTPException():
             allowed = (error.headers or {}).get("Allow", "another method")
-            refused = Refused(error.status_code, f"{request.method} is not served here: send {allowed}", headers=error.headers)
+            return Refused(error.status_code, f"{request.method} is not served here: send {allowed}", headers=error.headers)
         case _:
             known = logged_error(error, "the request")
             usual = {"UNAVAILABLE": 503, "INVALID_ARG": 400}.get(known.status, 500)
             status = next((status for kind, status in STATUSES.items() if isinstance(known, kind)), usual)
-            refused = Refused(status, str(known), known.word)
-    return refused.response(request.url.path)
+            return Refused(status, str(known), known.word)

@@ -54,6 +54,7 @@ def run(
     from hplm_openai.backbones import Backbones
     from manager.app import Site, application
     from manager.children import Manner
+    from manager.console import Console
     from manager.models import Base
 
     if (place := state_of(state)) is None:
@@ -63,8 +64,9 @@ def run(
     gateway = Gateway(lambda: Backbones(url, [], 600.0), RequestLimits())
     listening = listen(address, port, "--port")
     host, number = listening.getsockname()[:2]
-    print(f"the manager is at http://{reachable(host)}:{number}/v1, for the Triton at {url}", flush=True)
-    server_of(application(site, gateway)).run(sockets=[listening])
+    here = f"http://{reachable(host)}:{number}"
+    print(f"the manager is at {here}/v1, its console at {here}, for the Triton at {url}", flush=True)
+    server_of(application(site, gateway, Console(site, gateway).routes())).run(sockets=[listening])
     site.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from hplm.clock import Clock
 from hplm_openai.errors import Refused, wrong
 from hplm_openai.fields import Given, check_no_other, choice, flag, shown, whole
+from manager.children import PROGRESS
 from manager.models import NOT_FOUND, Base, Models, Served, score_of
 from manager.records import DAY, Event, File, Job, Records
 from manager.rights import Rights
@@ -22,6 +24,7 @@ SUFFIX = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")  # without a dot: names of cand
 LONGEST_METADATA = (16, 64, 512)  # entries, and characters of a name and of a value, as OpenAI has it
 USUAL_RATE, BEST_RATE = 2e-3, 1e-3  # learning rates of `hplm build tenant`, without --best and with it
 PROMOTES = ("better", "never", "always")
+LONGEST_PROGRESS = 10_000  # bytes that are read
 HYPERPARAMETERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
 
@@ -192,7 +195,8 @@ class Jobs:
         report = self.base(job).report(job.tenant, job.version) if job.version and job.backbone in self._models.bases else {}
         ours = {
             "step": job.step or None, "tenant": job.tenant, "task": job.task, "version": job.version,
-            "served_as": job.served_as, "seconds": round(job.seconds, 1), "dev": score_of(report) or None,
+            "served_as": job.served_as, "seconds": round(job.seconds, 1), "progress": self.progress(job),
+            "dev": score_of(report) or None,
             "warnings": [self.readable(job, one) for one in report.get("warnings", [])],
         }  # fmt: skip
         return {
@@ -204,6 +208,16 @@ class Jobs:
             "trained_tokens": None, "result_files": [], "integrations": [], "metadata": wishes["metadata"],
             "estimated_finish": None, "hplm": ours,
         }  # fmt: skip
+
+    def progress(self, job: Job) -> dict[str, Any] | None:
+        """Returns how far the command is that runs: what it does, how much is done, and of how much."""
+        if not job.step or not (path := self.folder(job) / PROGRESS).exists():
+            return None
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LONGEST_PROGRESS))
+            lines = file.read().splitlines()
+        found = [json.loads(line) for line in lines if line.startswith(b'{"what"') and line.endswith(b"}")]
+        return {name: found[-1].get(name) for name in ("what", "done", "of")} if found else None
 
     def checkpoints(self, job: Job) -> list[dict[str, Any]]:
         """Returns the kept epoch: no other one has weights."""

@@ -89,6 +89,10 @@ class Served:
         """The version in the store that is served."""
         return self.tenant.stored or self.tenant.version
 
+    def report(self, version: int) -> dict[str, Any]:
+        """Returns the report of a version of this model; empty if it has none."""
+        return self.base.report(self.candidate_of or self.tenant.id, version)
+
 
 class Models:
     def __init__(self, records: Records, rights: Rights, bases: dict[str, Base], folder: Path, manner: Manner) -> None:
@@ -129,7 +133,7 @@ class Models:
         name, waiting = found.candidate_of or id, {one.tenant.id for one in self.served(owner)}
         told["hplm"]["versions"] = [
             {
-                "version": version, **score_of(found.base.report(name, version)),
+                "version": version, **score_of(found.report(version)),
                 "live": version == found.stored and not found.candidate_of,
                 "waits_as": waits if (waits := f"{name}.v{version}") in waiting else None,
             }
@@ -261,7 +265,7 @@ class Models:
         quotas = {name: value for name in (*QUOTAS, "deadline_us") if (value := getattr(tenant, name))}
         own = {
             "backbone": served.base.name, "domain": tenant.domain, "task": tenant.task, "version": served.stored,
-            "candidate_of": served.candidate_of, "limits": quotas,
+            "candidate_of": served.candidate_of, "limits": quotas, "dev": score_of(served.report(served.stored)) or None,
         }  # fmt: skip
         return {**_model(tenant.id, owner_of(tenant.id)), "labels": list(tenant.labels), "hplm": own}
 

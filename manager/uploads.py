@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +32,7 @@ from manager.rights import Rights
 TRAINS, DATA = "fine-tune", "user_data"  # purposes
 ENDINGS = {TRAINS: (".jsonl", ".csv", ".tsv", ".parquet"), DATA: (".safetensors", ".json", ".txt", ".model")}
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf")  # how compressed files begin
+FILE = "file"  # the field of the API
 LONGEST_NAME, MOST_FIELDS, LONGEST_FIELD = 256, 32, 10_000
 SECONDS_BETWEEN = 60.0  # two pieces of an upload
 KEPT_DAYS = 30  # after the last job
@@ -74,10 +75,14 @@ class Incoming:
 
 @dataclass(eq=False)
 class Form:
-    """The fields and the file of one request."""
+    """The fields and the files of one request."""
 
     fields: dict[str, str] = field(default_factory=dict[str, str])
-    file: Incoming | None = None
+    files: dict[str, Incoming] = field(default_factory=dict[str, Incoming])  # by the names of their fields
+
+    def drop(self) -> None:
+        for file in self.files.values():
+            file.drop()
 
 
 class Uploads:
@@ -87,8 +92,8 @@ class Uploads:
     def path(self, file: File) -> Path:
         return self._folder / file.owner / f"{file.id}{file.ending}"
 
-    async def read(self, request: Request, owner: str) -> Form:
-        """Reads a form with one file, which is on the disk, without a row, when this returns. `keep` or `drop` it."""
+    async def read(self, request: Request, owner: str, names: Sequence[str] = (FILE,)) -> Form:
+        """Reads a form with files in the fields `names`. They are on the disk, without a row: `keep` or `drop` them."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
             raise Refused(415, "the body is no form: send 'multipart/form-data' with the fields 'file' and 'purpose'")
@@ -96,10 +101,10 @@ class Uploads:
             raise Refused(415, "the body is compressed: send it without Content-Encoding")
         most = self._most(owner)
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > most + MARGIN:
+        if length.isdecimal() and int(length) > most * len(names) + MARGIN:
             raise Refused(413, f"the body has {int(length):,} bytes, and a file may have {most:,}: send less", param="file")
         check_room(self._folder, SPARE_BYTES + min(most, int(length or 0)), "the file", "free some space")
-        reading = _Reading(self._folder / owner, most)
+        reading = _Reading(self._folder / owner, most, names)
         try:
             parser = MultipartParser(boundary, reading.callbacks())
             async for piece in _pieces(request):
@@ -108,13 +113,13 @@ class Uploads:
             if not reading.is_whole:
                 raise wrong("the form ends before its end: send it again")
         except FormParserError as error:
-            reading.drop()
+            reading.form.drop()
             raise wrong(f"the body is no form in 'multipart/form-data': {error}") from None
         except ClientDisconnect:
-            reading.drop()
+            reading.form.drop()
             raise Gone from None
         except BaseException:
-            reading.drop()
+            reading.form.drop()
             raise
         return reading.form
 
@@ -123,8 +128,7 @@ class Uploads:
         try:
             return await run_in_threadpool(self._keep, form, {**form.fields, **fixed}, owner, who)
         except BaseException:
-            if form.file is not None:
-                form.file.drop()
+            form.drop()
             raise
 
     def _keep(self, form: Form, given: dict[str, str], owner: str, who: str) -> File:
@@ -134,7 +138,7 @@ class Uploads:
             raise wrong(f"the field {shown(name)} is unknown: leave it out", name[:LONGEST_NAME])
         if purpose not in ENDINGS:
             raise wrong(f"'purpose' is {shown(purpose)}: give {' or '.join(map(repr, ENDINGS))}", "purpose")
-        if (came := form.file) is None:
+        if (came := form.files.get(FILE)) is None:
             raise wrong("the form has no file: send one in the field 'file'", "file")
         ending, known = Path(came.name).suffix.lower(), ENDINGS[purpose]
         if purpose == TRAINS and not ending:
@@ -201,9 +205,9 @@ class Uploads:
 class _Reading:
     """Takes the parts of a form from its parser."""
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, most: int, names: Sequence[str]) -> None:
         self.form, self.is_whole = Form(), False
-        self._folder, self._most = folder, most
+        self._folder, self._most, self._names = folder, most, names
         self._header, self._value = b"", b""  # of the part that comes
         self._name, self._text = "", bytearray()
         self._to: Incoming | None = None
@@ -229,10 +233,6 @@ class _Reading:
             "on_part_end": self._part_end, "on_end": self._end,
         }  # fmt: skip
 
-    def drop(self) -> None:
-        if self.form.file is not None:
-            self.form.file.drop()
-
     def _begin(self) -> None:
         self._disposition, self._name, self._text, self._to = b"", "", bytearray(), None
         if len(self.form.fields) >= MOST_FIELDS:
@@ -248,13 +248,14 @@ class _Reading:
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if b"filename" not in options:
             return
-        if self.form.file is not None or self._name != "file":
-            raise wrong("the form has a file beside the one of the field 'file': send one alone", self._name[:LONGEST_NAME])
+        if self._name in self.form.files or self._name not in self._names:
+            own = " and ".join(map(repr, self._names))
+            raise wrong(f"the form has a file beside the one of the field {own}: send one alone", self._name[:LONGEST_NAME])
         name = options[b"filename"].decode("utf-8", "replace")[:LONGEST_NAME]
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{secrets.token_hex(12)}.coming"
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        self._to = self.form.file = Incoming(path, name, self._most, opened)
+        self._to = self.form.files[self._name] = Incoming(path, name, self._most, opened)
 
     def _part_end(self) -> None:
         if self._to is None:

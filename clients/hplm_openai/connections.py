@@ -58,14 +58,7 @@ async def _leave(receive: Receive) -> None:
 
 async def read_body(request: Request, largest: int) -> dict[str, Any]:
     """Returns the JSON object that a request sends. `largest`: its bytes."""
-    if "content-encoding" in request.headers:
-        raise Refused(415, "the body is compressed: send it without Content-Encoding")
-    try:
-        raw = await within(_read(request, largest), SECONDS_FOR_A_BODY)
-    except asyncio.TimeoutError:
-        raise Refused(408, f"the body took more than {SECONDS_FOR_A_BODY:g} s to arrive: send it again") from None
-    except ClientDisconnect:
-        raise Gone from None
+    raw = await read_bytes(request, largest)
     try:
         body = json.loads(raw)
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # half of a surrogate pair has no UTF-8
@@ -74,6 +67,17 @@ async def read_body(request: Request, largest: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise wrong("the body is no JSON object: send one")
     return body
+
+
+async def read_bytes(request: Request, largest: int) -> bytes:
+    if "content-encoding" in request.headers:
+        raise Refused(415, "the body is compressed: send it without Content-Encoding")
+    try:
+        return await within(_read(request, largest), SECONDS_FOR_A_BODY)
+    except asyncio.TimeoutError:
+        raise Refused(408, f"the body took more than {SECONDS_FOR_A_BODY:g} s to arrive: send it again") from None
+    except ClientDisconnect:
+        raise Gone from None
 
 
 async def _read(request: Request, largest: int) -> bytes:

@@ -22,6 +22,7 @@ from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.backbones import Backbones
 from manager import children
 from manager.app import Site, application
+from manager.console import Console
 from manager.models import Base
 from manager.rights import COMMAND_LINE
 from tests.support.wait import PATIENCE, eventually
@@ -66,7 +67,7 @@ def managing(folder: Path, bases: list[Base] = [], grpc_url: str = NOWHERE, **op
     site = Site.open(folder, bases, **options)
     listening = listen("127.0.0.1", 0, "--port")
     gateway = Gateway(lambda: Backbones(grpc_url, [], PATIENCE), RequestLimits())
-    server = server_of(application(site, gateway))
+    server = server_of(application(site, gateway, Console(site, gateway).routes()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
