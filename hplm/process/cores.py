@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from hplm.model.cpu import compute_with
 
 log = logging.getLogger(__name__)
 JUDGED_S = 0.02  # so much computing is judged together
-DELAYED = 0.3  # of this time the threads have waited for a core, or more: other programs use it
+DELAYED = 0.5  # of this time the threads have waited for a core, or more: other programs use it
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 64.0  # until more threads are tried again
 
 
 def delayed_ns() -> int:
-    """Returns how long this process' threads were ready to run, but had no core. Those that have ended do not count."""
+    """Returns how long the calling thread, and those among which it divides products, were ready to run, but had no core."""
+    others = {str(thread.native_id) for thread in threading.enumerate()} - {str(threading.get_native_id())}
     delayed = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended since
-            delayed += int(task.read_bytes().split()[1])
+    for task in os.listdir("/proc/self/task"):
+        if task not in others:  # OpenMP's threads are not among Python's
+            with suppress(ProcessLookupError, FileNotFoundError), open(f"/proc/self/task/{task}/schedstat") as file:
+                delayed += int(file.read().split()[1])
     return delayed
 
 
