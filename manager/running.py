@@ -293,7 +293,10 @@ class Running:
             file.seek(begin)
             whole = file.read().rpartition(b"\n")[0]
         for line in whole.splitlines():
-            found = json.loads(line)
+            try:
+                found = json.loads(line)
+            except ValueError:  # a full disk has cut a line, and the next one follows it
+                continue
             if "exam" in found:
                 number, score = found.pop("exam"), found["score"]
                 said = f"Exam {number}: step {found['step']}, training loss {found['learned']:.3f}, dev score {score:.3f}"

@@ -33,7 +33,8 @@ def main() -> int:
     working.mkdir(parents=True, exist_ok=True)
     exam = {"exam": 0, "step": 5, "score": 0.5, "learned": 1.0, "loss": 1.0}
     with open(os.environ["HPLM_PROGRESS"], "a") as file:
-        file.write(json.dumps(exam) + "\n" + json.dumps({"what": "training", "done": 5, "of": 9}) + "\n")
+        lines = json.dumps(exam), json.dumps({"what": "training", "done": 5, "of": 9})
+        file.write("\n".join(['{"cut' + lines[0], *lines, ""]))  # the first line was cut by a full disk
     if "refuse" in says:
         print(f"hplm build: {given['--train']} cannot be learned: take other texts", file=sys.stderr)
         return 1
