@@ -318,10 +318,11 @@ def _curve(exams: Sequence[Mapping[str, float]], name: str, among: Sequence[str]
     """Returns the points of a line through the values of this name. The scale fits all names of `among`."""
     values = [exam[one] for exam in exams for one in among]
     low, high, last = min(values), max(values), max(exam["step"] for exam in exams)
+    low, high = (low, high) if low < high else (low - 1, high + 1)  # a level line is in the middle
 
     def place(exam: Mapping[str, float]) -> str:
         x = EDGE + (WIDTH - 2 * EDGE) * exam["step"] / (last or 1)
-        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (exam[name] - low) / ((high - low) or 1)
+        y = HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (exam[name] - low) / (high - low)
         return f"{x:.1f},{y:.1f}"
 
     return " ".join(map(place, exams))
