@@ -228,7 +228,7 @@ class Console:
         model = await self._do(caller, self._site.model, request.path_params)
         if model["owned_by"] != caller.owner:
             return _back(f"{ROOT}/new?model={model['id']}")
-        found = await run_in_threadpool(self._site.models.find, caller.owner, model["id"])
+        found = await run_in_threadpool(self._site.models.find, caller.acting_for(), model["id"])
         versions = model["hplm"]["versions"]
         number = request.query_params.get("version", str(found.stored))
         if number not in [str(one["version"]) for one in versions]:
