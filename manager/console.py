@@ -226,7 +226,7 @@ class Console:
 
     async def _model(self, request: Request, caller: Caller) -> Response:
         model = await self._do(caller, self._site.model, request.path_params)
-        if model["owned_by"] != caller.owner:
+        if caller.owner is None or model["owned_by"] != caller.owner:
             return _back(f"{ROOT}/new?model={model['id']}")
         found = await run_in_threadpool(self._site.models.find, caller.acting_for(), model["id"])
         versions = model["hplm"]["versions"]
