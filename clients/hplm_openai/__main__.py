@@ -87,7 +87,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 def _listen(args: argparse.Namespace) -> socket.socket:
     if args.socket is not None:
         return socket.socket(fileno=args.socket)
-    listening = socket.socket()
+    listening = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio delays answers, by 40 ms
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((args.address, args.port))

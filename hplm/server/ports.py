@@ -105,7 +105,7 @@ def listen(address: str, port: int, flag: str) -> socket.socket:
     """Returns a socket that listens on a port. `flag`: the option that sets it. Port 0 means any free port."""
     if not 0 <= port <= 65535:
         raise HplmError(f"{flag} {port} is not a port: give a number from 0 (any free port) to 65535")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio delays answers
     if port:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Triton does: old connections do not block it
     try:
