@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from manager.children import PROGRESS
 from manager.models import NOT_FOUND, Base, Models, Served, score_of
 from manager.records import DAY, Event, File, Job, Records
 from manager.rights import Rights
-from manager.uploads import TRAINS, Uploads
+from manager.uploads import DATA, TRAINS, Uploads
 
 AUTO = "auto"
 SUFFIX = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")  # without a dot: names of candidates have one more
@@ -25,6 +27,16 @@ LONGEST_METADATA = (16, 64, 512)  # entries, and characters of a name and of a v
 USUAL_RATE, BEST_RATE = 2e-3, 1e-3  # learning rates of `hplm build tenant`, without --best and with it
 PROMOTES = ("better", "never", "always")
 LONGEST_PROGRESS = 10_000  # bytes that are read
+CHECKPOINT = "checkpoint"  # the folder of an import's files, in its job's
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # of a checkpoint, and of an adapter
+# What an import reads. An index of many files is not among them: it could name files of others.
+IMPORTED = re.compile(
+    r"(adapter_)?config\.json|(adapter_)?model\.safetensors|tokenizer(_config)?\.json|special_tokens_map\.json"
+    r"|added_tokens\.json|vocab\.(json|txt)|merges\.txt|[a-z][a-z0-9._-]{0,60}\.model"
+)
+MOST_IMPORTED = 32  # files
+NOT_OF_IMPORTS = ("best", "fresh", "from_version", "new_labels", "learning_rate_multiplier")
+DATA_FILES = ("training_file", "validation_file")
 HYPERPARAMETERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
 
@@ -39,7 +51,7 @@ class Jobs:
         """Takes a request for a job. Raises if it is wrong, or beyond the owner's limits."""
         given = dict(given)
         model, suffix = given.pop("model", None), given.pop("suffix", None)
-        files = given.pop("training_file", None), given.pop("validation_file", None)
+        files = [given.pop(name, None) for name in DATA_FILES]
         if given.pop("integrations", []):
             raise wrong("'integrations' are not supported: leave them out", "integrations")
         wishes = _wishes(given)
@@ -47,17 +59,22 @@ class Jobs:
         base, tenant, domain, live = self._place(owner, model, suffix)
         wishes |= {"model": model, "goes_on": live is not None, "who": f"manager {who}"}
         versions, start = base.versions(tenant), wishes["from_version"]
-        if live is not None and not wishes["fresh"] and start is None and versions[-1:] != [live.stored]:
+        if wishes["import"] and live is not None:
+            domain = live.tenant.domain
+        elif live is not None and not wishes["fresh"] and start is None and versions[-1:] != [live.stored]:
             wishes["from_version"] = live.stored  # what is served, and not a candidate after it
         elif start is not None and (live is None or start not in versions):
             raise wrong(f"'from_version' is {start}: name a model of yours as 'model', and a version that it has", "hplm")
         now = self._clock.time()
         job = Job(f"ftjob-{secrets.token_hex(12)}", owner, int(now), tenant, base.name, domain, "", None, wishes)
         with self._records.together():
-            if (train := self._data(owner, files[0], "training_file")) is None:
+            train, dev = (self._data(owner, id, name) for id, name in zip(files, DATA_FILES, strict=True))
+            if wishes["import"]:
+                self._check_import(owner, wishes, train, dev)
+            elif train is None:
                 raise wrong("'training_file' is missing: upload one by POST /v1/files, and give its id", "training_file")
             self._check_limits(owner, tenant, now)
-            job = replace(job, training_file=train, validation_file=self._data(owner, files[1], "validation_file"))
+            job = replace(job, training_file=train or "", validation_file=dev)
             self._records.add(job)
             self._records.tell(job.id, "created", f"Created fine-tuning job: {job.id}")
             self._records.note(who, owner, "job create", job=job.id, model=tenant)
@@ -81,12 +98,18 @@ class Jobs:
         return self._uploads.path(file) if file is not None else None
 
     def checking(self, job: Job) -> list[object]:
-        """Returns the command that looks for faults of the data."""
+        """Returns the command that looks for faults of the data, or of a checkpoint."""
+        if job.wishes["import"]:
+            return [*self._importing(job), "--plan"]
         return ["check", *self._given(job)]
 
     def building(self, job: Job, device: str) -> list[object]:
         """Returns the command that trains. Whoever gives it by hand gets the same bytes."""
         wishes, more = job.wishes, list[object]()
+        if wishes["import"]:
+            epochs = ["--epochs", wishes["n_epochs"]] if wishes["n_epochs"] is not None else []
+            least = ["--least", wishes["least"]] if wishes["least"] is not None else []
+            return [*self._importing(job), *epochs, *least, "--seed", wishes["seed"], "--device", device]
         if wishes["best"]:
             more.append("--best")
         if (multiplier := wishes["learning_rate_multiplier"]) is not None:
@@ -107,6 +130,27 @@ class Jobs:
         elif wishes["from_version"] is not None:
             words += ["--from-version", wishes["from_version"]]
         return [*words, *["--new-labels"] * wishes["new_labels"]]
+
+    def _importing(self, job: Job) -> list[object]:
+        base, texts, task = self.base(job), self.file(job), job.wishes["task"]
+        words: list[object] = ["import", "--from", self.checkpoint(job), "--id", job.tenant, "--store", base.store]
+        words += ["--domain", job.domain] if job.domain is not None else []
+        words += ["--texts", texts] if texts is not None else []
+        return [*words, *(["--task", task] if task is not None else [])]
+
+    def checkpoint(self, job: Job) -> Path:
+        return self.folder(job) / CHECKPOINT
+
+    def lay_out(self, job: Job) -> None:
+        """Lays the files of an import under their names into a folder of the job."""
+        folder = self.checkpoint(job)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o700)
+        for id in job.wishes["import"]:
+            file = self._records.get(File, id)
+            assert file is not None, "a job needs it"
+            os.link(self._uploads.path(file), folder / file.name)
 
     def chosen_name(self, job: Job, version: int) -> tuple[str, str]:
         """Returns under which name a job's version is to be served, and why: the tenant's own, or a candidate's."""
@@ -134,6 +178,10 @@ class Jobs:
             if id is not None and (file := self._records.get(File, id)) is not None:
                 path = self._uploads.path(file)
                 text = text.replace(str(path), file.name).replace(path.name, file.name)
+        if job.wishes["import"]:
+            text = text.replace(str(self.checkpoint(job)), "the checkpoint")
+            text = text.replace("give --texts FILE", "give a 'training_file' of texts like those that it will get")
+            text = text.replace("--least", "'least'")
         return text.replace(str(self.base(job).store), "the store").replace(str(self._folder), "the manager")
 
     def _place(self, owner: str, model: Any, suffix: Any) -> tuple[Base, str, str | None, Served | None]:
@@ -175,6 +223,27 @@ class Jobs:
             raise wrong(f"{name!r} is {shown(id)}: give the id of a file with the purpose {TRAINS!r}", name)
         return file.id
 
+    def _check_import(self, owner: str, wishes: dict[str, Any], train: str | None, dev: str | None) -> None:
+        """Refuses files that make no checkpoint by their names, and wishes that an import does not have."""
+        names = set[str]()
+        for id in wishes["import"]:
+            file = self._uploads.found(owner, id)
+            if file.purpose != DATA:
+                raise wrong(f"'import' has {shown(id)}: give ids of files with the purpose {DATA!r}", "hplm")
+            if not IMPORTED.fullmatch(file.name):
+                form = f"{CONFIG}, model.safetensors (or adapter_*) and the tokenizer's files, in no folder"
+                raise wrong(f"'import' has the file {shown(file.name)}: bring only {form}", "hplm")
+            if file.name in names:
+                raise wrong(f"'import' has two files {file.name!r}: leave one out", "hplm")
+            names.add(file.name)
+        if not names & {CONFIG, ADAPTER_CONFIG}:
+            raise wrong(f"'import' has no {CONFIG} and no {ADAPTER_CONFIG}: upload the one that your library saved", "hplm")
+        if train is not None and ADAPTER_CONFIG in names:
+            raise wrong("an adapter learns nothing when it is imported: leave out 'training_file'", "training_file")
+        given = [name for name in NOT_OF_IMPORTS if wishes[name]] + ["validation_file"] * (dev is not None)
+        if given:
+            raise wrong(f"'import' stands beside {given[0]!r}, which an import does not have: leave it out", given[0])
+
     def _check_limits(self, owner: str, tenant: str, now: float) -> None:
         def limit(name: str) -> int:
             return self._rights.limit(owner, name)
@@ -196,7 +265,7 @@ class Jobs:
         ours = {
             "step": job.step or None, "tenant": job.tenant, "task": job.task, "version": job.version,
             "served_as": job.served_as, "seconds": round(job.seconds, 1), "progress": self.progress(job),
-            "dev": score_of(report) or None,
+            "dev": score_of(report) or None, "import": wishes["import"],
             "warnings": [self.readable(job, one) for one in report.get("warnings", [])],
         }  # fmt: skip
         return {
@@ -277,13 +346,32 @@ def _wishes(given: Given) -> dict[str, Any]:
     found = {
         "seed": whole(given, "seed", 0) or 0, "metadata": metadata, "n_epochs": epochs, "learning_rate_multiplier": rate,
         "task": task, "best": flag(ours, "best"), "fresh": flag(ours, "fresh"), "promote": choice(ours, "promote", *PROMOTES),
-        "new_labels": flag(ours, "new_labels"),
+        "new_labels": flag(ours, "new_labels"), "import": _ids(ours), "least": _least(ours),
         "from_version": whole(ours, "from_version", 1),
     }  # fmt: skip
+    if found["least"] is not None and not found["import"]:
+        raise wrong("'least' is of imports: leave it out", "hplm")
     if found["fresh"] and found["from_version"] is not None:
         raise wrong("'fresh' stands beside 'from_version': a training begins once, so leave one out", "hplm")
     for left in (hyper, ours):
         check_no_other(left)
+    return found
+
+
+def _ids(given: Given) -> list[str]:
+    """Takes the ids of a checkpoint's files; none: it is no import."""
+    found = given.pop("import", None)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST_IMPORTED or not all(isinstance(id, str) for id in found):
+        raise wrong(f"'import' is {shown(found)}: give a list of ids of up to {MOST_IMPORTED} files", "hplm")
+    return found
+
+
+def _least(given: Given) -> float | None:
+    found = given.pop("least", None)
+    if found is not None and (type(found) not in (int, float) or not 0 <= found <= 1):
+        raise wrong(f"'least' is {shown(found)}: give the share of answers that must be the checkpoint's, 0 to 1", "hplm")
     return found
 
 

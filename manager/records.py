@@ -50,6 +50,8 @@ CREATE TABLE audit (
 """
 JSON = {"limits", "wishes", "error", "data", "details"}  # columns
 
+HAS_FILE = "(? IN (training_file, validation_file) OR ? IN (SELECT value FROM json_each(wishes, '$.import')))"  # of a job
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -219,12 +221,12 @@ class Records:
 
     def needs(self, file: str) -> bool:
         """Whether a job that has not ended needs a file."""
-        sql = f"SELECT count(*) FROM jobs WHERE status IN {WAITING} AND ? IN (training_file, validation_file)"
-        return self._number(sql, file) > 0
+        sql = f"SELECT count(*) FROM jobs WHERE status IN {WAITING} AND {HAS_FILE}"
+        return self._number(sql, file, file) > 0
 
     def last_needed(self, file: str) -> int:
         """Returns when the last job with a file ended; 0: none has."""
-        return self._number("SELECT max(finished) FROM jobs WHERE ? IN (training_file, validation_file)", file)
+        return self._number(f"SELECT max(finished) FROM jobs WHERE {HAS_FILE}", file, file)
 
     def jobs_of(self, tenant: str) -> list[Job]:
         """Returns a tenant's jobs, the newest first."""

@@ -132,8 +132,12 @@ class Running:
         return not self._ending.is_set()
 
     def _check(self, job: Job) -> None:
-        self._records.tell(job.id, "validating", f"Validating training file: {job.training_file}")
+        is_import = bool(job.wishes["import"])
+        what = f"{len(job.wishes['import'])} files of a checkpoint" if is_import else f"training file: {job.training_file}"
+        self._records.tell(job.id, "validating", f"Validating {what}")
         self._count_lines(job)
+        if is_import:
+            return self._check_import(job)
         child = self._run(job, self._jobs.checking(job))
         found = child.result()
         if faults := (found or {}).get("faults"):
@@ -145,13 +149,30 @@ class Running:
             raise self._failed(job, child)
         for number, warning in enumerate(found["warnings"]):
             self._records.tell(job.id, f"warning {number}", self._jobs.readable(job, warning), "warn")
-        labels, most = len(found["training"]["label_counts"]), self._rights.limit(job.owner, "labels")
-        if labels > most:
-            raise Failed(f"the training data have {labels:,} labels, and {most:,} are your limit", "invalid_training_file")
+        labels = len(found["training"]["label_counts"])
+        self._check_labels(job, labels, "training data have")
         texts = f"{found['training']['texts']:,} texts to learn, {found['dev']['texts']:,} dev texts, {labels:,} labels"
         with self._records.together():
             self._records.tell(job.id, "validated", f"Files validated, moving job to queued state: {found['task']}, {texts}")
             self._change(job, status="queued", step="", task=found["task"], tries=0)
+
+    def _check_import(self, job: Job) -> None:
+        self._jobs.lay_out(job)
+        child = self._run(job, self._jobs.checking(job))
+        found = child.result()
+        if why := (found or {}).get("refused", {}).get(job.tenant):
+            raise Failed(self._jobs.readable(job, why), "invalid_checkpoint", "hplm")
+        if child.code or found is None:
+            raise self._failed(job, child)
+        fits = found["fit"].get(job.tenant, {})  # of an adapter nothing is told
+        self._check_labels(job, fits.get("labels", 0), "checkpoint has")
+        with self._records.together():
+            self._records.tell(job.id, "validated", "Files validated, moving job to queued state: the checkpoint fits")
+            self._change(job, status="queued", step="", task=fits.get("task"), tries=0)
+
+    def _check_labels(self, job: Job, labels: int, what: str) -> None:
+        if labels > (most := self._rights.limit(job.owner, "labels")):
+            raise Failed(f"the {what} {labels:,} labels, and {most:,} are your limit", "invalid_training_file")
 
     def _count_lines(self, job: Job) -> None:
         most = self._rights.limit(job.owner, "lines")
@@ -196,12 +217,16 @@ class Running:
         self._end(job, "succeeded", f"The job has successfully completed: ask the model {name}")
 
     def _built(self, job: Job) -> int:
+        if job.wishes["import"]:
+            self._jobs.lay_out(job)
         child = self._run(job, self._jobs.building(job, self._manner.device))
         found = child.result()
         if child.code or found is None:
             raise self._failed(job, child)
         for number, warning in enumerate(found.get("warnings", [])):
             self._records.tell(job.id, f"training warning {number}", self._jobs.readable(job, warning), "warn")
+        if (same := found.get("after", {}).get("agreement")) is not None:
+            self._records.tell(job.id, "agreement", f"{same:.1%} of the answers to held-out texts are the checkpoint's")
         return int(found["version"])
 
     def _run(self, job: Job, words: list[object]) -> Child:
@@ -272,6 +297,7 @@ class Running:
     def _end(self, job: Job, status: str, message: str, error: dict[str, Any] | None = None) -> None:
         if status != "succeeded":
             self._remove_savepoints(self._current(job))
+        shutil.rmtree(self._jobs.checkpoint(job), ignore_errors=True)
         with self._records.together():
             self._change(job, status=status, step="", finished=int(time.time()), error=error)
             self._records.tell(job.id, "ended", message, "error" if status == "failed" else "info")
@@ -329,7 +355,10 @@ class Running:
         if job.version is None and job.version_before is not None:
             with self._held(job) as is_free:
                 if is_free:
-                    shutil.rmtree(self._jobs.base(job).store / "building" / "tenants" / job.tenant, ignore_errors=True)
+                    store = self._jobs.base(job).store
+                    shutil.rmtree(store / "building" / "tenants" / job.tenant, ignore_errors=True)
+                    for ending in ("json", "pt"):  # of a checkpoint that the builder did not store
+                        (store / "refused" / f"{job.tenant}.{ending}").unlink(missing_ok=True)
 
     def _mend(self) -> bool:
         try:

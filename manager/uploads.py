@@ -144,7 +144,8 @@ class Uploads:
         if purpose == TRAINS and not ending:
             ending = known[0]  # clients call what is no file "upload"
         if ending not in known:
-            raise wrong(f"the file's name {shown(came.name)} ends in none of {', '.join(known)}: name it so", "file")
+            way = "name it so" if purpose == TRAINS else "save weights as safetensors, and leave out the rest"
+            raise wrong(f"the file's name {shown(came.name)} ends in none of {', '.join(known)}: {way}", "file")
         if not came.bytes:
             raise wrong(f"the file {shown(came.name)} is empty", "file")
         if came.begins.startswith(PACKED):

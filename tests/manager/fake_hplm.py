@@ -1,4 +1,5 @@
-"""Stands for `hplm` where a test is about the manager: does what the training data say, without torch.
+"""Stands for `hplm` where a test is about the manager: does what the training data say, without torch. An import is real,
+but for its plan, which looks for weights.
 
 `compute` computes for ever. `slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, and
 `die always` each time. `wrong` has faults, and `refuse` cannot be built. A whole version lies in the store under its name.
@@ -22,6 +23,13 @@ def main() -> int:
     if command == "tenant":
         print(json.dumps({"generation": 1}))
         return 0
+    if command == "import" and "--plan" in words:
+        fits = (Path(given["--from"]) / "model.safetensors").exists()
+        found = {"task": "classify", "labels": 3} if fits else f"{given['--from']} has no weights"
+        print(json.dumps({"fit": {}, "refused": {}} | {"fit" if fits else "refused": {given["--id"]: found}}))
+        return int(not fits)
+    if command == "import":
+        os.execv(sys.executable, [sys.executable, "-m", "hplm.cli.main", *words])
     says = Path(given["--train"]).read_text("utf-8")
     if command == "check":
         faults = [f"{given['--train']}:1: no label"] if "wrong" in says else []

@@ -6,7 +6,7 @@ import http.client
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,12 +91,12 @@ class Registry:
             raise Away("the registry does not answer")
 
 
-def fake_base(store: Path) -> Base:
-    """A backbone `toy` with a domain `law`, without tenants. Commands are those of `fake_hplm.py`: `faked`."""
-    for domain in ("root", "law"):
+def fake_base(store: Path, domains: Sequence[str] = ("root", "law")) -> Base:
+    """A backbone `toy` without tenants. Commands are those of `fake_hplm.py`: `faked`."""
+    for domain in domains:
         (store / "plot" / domain / "1").mkdir(parents=True, exist_ok=True)
         (store / "plot" / domain / "1" / "meta.json").touch()
-    branches = [SimpleNamespace(id=(domain, 1)) for domain in ("root", "law")]
+    branches = [SimpleNamespace(id=(domain, 1)) for domain in domains]
     served: Any = SimpleNamespace(current=lambda: SimpleNamespace(branches=branches, tenants=()), registry=Registry())
     return Base("toy", store, store / "repository", store / "state", served)
 
