@@ -155,9 +155,11 @@ class Jobs:
     def chosen_name(self, job: Job, version: int) -> tuple[str, str]:
         """Returns under which name a job's version is to be served, and why: the tenant's own, or a candidate's."""
         waits, wish = f"{job.tenant}.v{version}", job.wishes["promote"]
+        live = next((one for one in self._models.served(job.owner) if one.tenant.id == job.tenant), None)
+        if live is not None and live.stored == version:
+            return job.tenant, "the same data and settings have made it, and it is served already"
         if wish != PROMOTES[0]:
             return (job.tenant if wish == "always" else waits), f"the job's 'promote' is {wish!r}"
-        live = next((one for one in self._models.served(job.owner) if one.tenant.id == job.tenant), None)
         if live is None:
             return job.tenant, "it is the first one"
         base, own = self.base(job), self.base(job).report(job.tenant, version)

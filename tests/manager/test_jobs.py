@@ -1,6 +1,7 @@
 """Jobs by the stock client of OpenAI, with commands that only seem to train."""
 
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -73,6 +74,16 @@ def test_a_job_is_checked_built_and_published_and_tells_of_it(managed, base):
         "auto",
         "--json",
     ]
+
+
+def test_the_same_job_again_makes_no_candidate_of_what_is_served(managed, base, monkeypatch):
+    client = managed.client("acme")
+    first = ended(client, created(client, "same\n", suffix="twice"))
+    live = SimpleNamespace(base=base, tenant=SimpleNamespace(id="acme.twice"), stored=1, candidate_of=None)
+    monkeypatch.setattr(managed.site.models, "served", lambda owner: [live])
+    again = ended(client, created(client, "same\n", suffix="twice", extra_body={"hplm": {"promote": "never"}}))
+    for done in (first, again):
+        assert (done.error, done.fine_tuned_model, done.hplm["version"]) == (None, "acme.twice", 1)
 
 
 @pytest.mark.parametrize(
