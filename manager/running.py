@@ -153,6 +153,8 @@ class Running:
         self._check_labels(job, labels, "training data have")
         texts = f"{found['training']['texts']:,} texts to learn, {found['dev']['texts']:,} dev texts, {labels:,} labels"
         with self._records.together():
+            if self._current(job).cancelled:  # since its command has ended
+                raise Cancelled
             self._records.tell(job.id, "validated", f"Files validated, moving job to queued state: {found['task']}, {texts}")
             self._change(job, status="queued", step="", task=found["task"], tries=0)
 
