@@ -9,7 +9,7 @@ import shutil
 import sysconfig
 import urllib.request
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +31,12 @@ NOT_IN_THE_IMAGE = (
     *("transformers", "matplotlib", "scipy", "sklearn", "seqeval", "zstandard", "gguf"),
     *("tritonclient", "pytriton", "locust", "hplm_client", "hplm_openai"),
 )
+NOT_IN_THE_MANAGERS = ("gguf", "pytriton", "locust")
 
 
-def dockerfile_copies() -> list[tuple[str, str]]:
-    """Returns the sources of the Dockerfile's COPY lines, each with its target."""
-    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+def dockerfile_copies(dockerfile: str = "Dockerfile") -> list[tuple[str, str]]:
+    """Returns the sources of a Dockerfile's COPY lines, each with its target."""
+    lines = (DEPLOY / dockerfile).read_text().splitlines()
     words = [line.split()[1:] for line in lines if line.startswith("COPY ")]
     return [(source, target) for *sources, target in words for source in sources]
 
@@ -49,9 +50,9 @@ def lay_out(folder: Path) -> Path:
     return copy_files(folder / "opt")
 
 
-def copy_files(opt: Path) -> Path:
-    """Copies the files of the Dockerfile's COPY lines into a folder for `/opt`."""
-    for source, target in dockerfile_copies():
+def copy_files(opt: Path, dockerfile: str = "Dockerfile") -> Path:
+    """Copies the files of a Dockerfile's COPY lines into a folder for `/opt`."""
+    for source, target in dockerfile_copies(dockerfile):
         # Like COPY: a folder's content goes into the target, and a file goes into a target that ends with a slash.
         to = opt / Path(target).relative_to("/opt")
         if (ROOT / source).is_dir():
@@ -62,8 +63,8 @@ def copy_files(opt: Path) -> Path:
     return opt
 
 
-def python_of_the_image(folder: Path, opt: Path) -> Path:
-    """Returns the bin folder of a Python with the packages of `pip install /opt/hplm`, and nothing of this checkout.
+def python_of_the_image(folder: Path, opt: Path, not_there: Sequence[str] = NOT_IN_THE_IMAGE) -> Path:
+    """Returns the bin folder of a Python with the packages that the image installs, and nothing of this checkout.
 
     The stub ignores PYTHONPATH. A path in a .pth file is searched, but other .pth files there, as of editable installs,
     are not read.
@@ -71,12 +72,12 @@ def python_of_the_image(folder: Path, opt: Path) -> Path:
     venv.create(folder, symlinks=True)
     absent = folder / "absent"
     absent.mkdir()
-    for package in NOT_IN_THE_IMAGE:
+    for package in not_there:
         missing = "raise ModuleNotFoundError(f'{__name__} is not in the image', name=__name__)\n"
         (absent / f"{package}.py").write_text(missing)
     (packages,) = folder.glob("lib/python3*/site-packages")
     installed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(absent), *installed, ""]))
+    (packages / "image.pth").write_text("\n".join([str(opt / "hplm"), str(opt / "hplm/clients"), str(absent), *installed, ""]))
     return folder / "bin"
 
 

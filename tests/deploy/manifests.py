@@ -92,10 +92,11 @@ def validate(one: Object, version: str = NEWEST) -> None:
 
 
 def made_by_the_operator() -> set[str]:
-    """The secrets, their keys and the folder of the image that docs/kubernetes.md tells to make."""
+    """The secrets, their keys, the claim and the folder of the image that docs/kubernetes.md tells to make."""
     secrets = re.findall(r"create secret (?:generic|tls) ([\w-]+)(.*)$", PAGES["kubernetes"], re.MULTILINE)
     keys = {f"{name}/{key}" for name, rest in secrets for key in re.findall(r"--from-file=([\w-]+)", rest)}
-    return keys | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["kubernetes"]))
+    claims = set(re.findall(r"a claim `([\w-]+)`", PAGES["kubernetes"]))
+    return keys | claims | {name for name, _ in secrets} | set(re.findall(r"COPY model_repository (/\w+)", PAGES["kubernetes"]))
 
 
 class Workload:

@@ -14,6 +14,7 @@ import yaml
 
 from hplm.cli.main import parsed
 from loadtest.proxy import make_certificate
+from manager.console import ROOT as CONSOLE
 from tests.deploy.image import DEPLOY, PAGES, ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,
@@ -41,8 +42,11 @@ SERVER = ("hplm-all", "server")
 KINDS = {  # how the chart is rendered here
     "default": (),
     "whole": (
-        *(f"--set={part}.enabled=true" for part in ("monitoring", "monitoring.dashboard", "autoscaling", "door", "gateway")),
-        *("--set=door.backbones={minilm,bert}", "--set=pool.mirrorPersists=true"),
+        *(
+            f"--set={part}.enabled=true"
+            for part in ("monitoring", "monitoring.dashboard", "autoscaling", "door", "gateway", "manager")
+        ),
+        *("--set=door.backbones={minilm,bert}", "--set=pool.mirrorPersists=true", "--set=manager.stores={minilm,bert}"),
     ),
 }
 
@@ -122,12 +126,13 @@ def test_the_documented_words_install_it_with_a_gpu_for_each_replica_too():
 
 
 @pytest.mark.parametrize(
-    "wrong", ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address=", "door.backbones={}"]
+    "wrong",
+    ["pool.most=1", "pool.replicas=9", "autoscaling.least=9", "registry.address=", "door.backbones={}", "manager.stores={}"],
 )
 def test_values_that_make_no_sense_are_refused(wrong):
     value = wrong.partition("=")[0]
     with pytest.raises(AssertionError, match=re.escape(value)):
-        rendered(BUCKET, "--set=door.enabled=true", "--set=door.backbones={toy}", "--set", wrong)
+        rendered(BUCKET, *KINDS["whole"], "--set", wrong)
 
 
 @pytest.mark.parametrize("wrong", ["pool.replica=3", "monitoring.labels=b", "registry.adress=s3://a/b", "pools.replicas=2"])
@@ -151,7 +156,13 @@ def test_the_schema_knows_every_value_and_no_other():
 
 def test_pods_are_placed_and_named_as_the_operator_wants_and_monitoring_finds_its_objects():
     affinity = '{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}'
-    parts = {"pool": "hplm-all", "router": "hplm-router", "door": "hplm-door", "gateway": "hplm-gateway"}
+    parts = {
+        "pool": "hplm-all",
+        "router": "hplm-router",
+        "door": "hplm-door",
+        "gateway": "hplm-gateway",
+        "manager": "hplm-manager",
+    }
     objects = rendered(
         *(BUCKET, *KINDS["whole"], "--set=images.pullSecrets={pull}", "--set=monitoring.labels.release=prometheus"),
         *("--set=monitoring.runbooks=https://wiki.example/operating", "--set=door.settings.HPLM_IN_FLIGHT=512"),
@@ -193,14 +204,33 @@ def test_the_door_has_its_files_and_reaches_router_and_gateway():
     files = find(objects, "ConfigMap", "blue-door")["data"]
     assert files == {name: (DEPLOY / "haproxy" / name).read_text("utf-8") for name in ("haproxy.cfg", "door.lua")}
     given = {one["name"]: one["value"] for one in container(objects, "blue-door", "haproxy")["env"]}
-    assert given.keys() <= {*re.findall(r"presetenv (\w+)", files["haproxy.cfg"]), "HPLM_OPENAI"}
+    assert given.keys() <= {*re.findall(r"presetenv (\w+)", files["haproxy.cfg"]), "HPLM_OPENAI", "HPLM_MANAGER"}
     assert given["HPLM_AT_ONCE"] == str(64 * 6 // 4) and given["HPLM_BACKBONES"] == "minilm bert"
     ports = {one["metadata"]["name"]: one["spec"]["ports"][0]["port"] for one in objects if one["kind"] == "Service"}
-    for name in ("HPLM_HTTP", "HPLM_GRPC", "HPLM_OPENAI"):
+    for name in ("HPLM_HTTP", "HPLM_GRPC", "HPLM_OPENAI", "HPLM_MANAGER"):
         service, _, port = given[name].partition(":")
         assert ports[service] == int(port)
     url = next(word for word in words(container(objects, "blue-gateway", "gateway")) if word.startswith("--url="))
     assert url == f"--url={given['HPLM_GRPC']}"
+
+
+def test_one_manager_writes_its_claim_and_no_other_begins_before_it_has_ended():
+    objects = rendered(BUCKET, *KINDS["whole"], "--set=manager.arguments={--at-once=2}", "--set=manager.claim=ours")
+    one, manager = spec(objects, "Deployment", "hplm-manager"), container(objects, "hplm-manager", "manager")
+    assert (one["replicas"], one["strategy"]) == (1, {"type": "Recreate"})
+    command, bound = parsed(words(manager)[1:])
+    given = bound.arguments
+    mounts = {mount["name"]: mount["mountPath"] for mount in manager["volumeMounts"]}
+    assert command.__module__ == "manager.cli" and given["at_once"] == 2 and given["address"] == "0.0.0.0"
+    assert [str(path) for path in given["store"]] == [f"{mounts['work']}/minilm", f"{mounts['work']}/bert"]
+    assert mounts["work"] in map(str, given["folder"].parents)
+    assert workload(objects, "hplm-manager").ports == {"manager": given["port"]}
+    assert f"--url={given['url']}" in words(container(objects, "hplm-gateway", "gateway"))
+    page = manager["readinessProbe"]["httpGet"]["path"].removeprefix(f"{CONSOLE}/")
+    assert (ROOT / "manager" / page).is_file()
+    bare = rendered(BUCKET, *KINDS["whole"], "--set=manager.enabled=false")
+    assert [port["name"] for port in spec(objects, "Service", "hplm-door")["ports"]] == ["door", "owners"]
+    assert [port["name"] for port in spec(bare, "Service", "hplm-door")["ports"]] == ["door"]
 
 
 def test_haproxy_takes_what_the_door_mounts(tmp_path):
@@ -246,13 +276,13 @@ def test_servers_have_the_documented_flags_and_all_that_read_the_registry_know_w
     flags = [word.replace("$(HPLM_ADMIN)", SECRET) for word in container(objects, *SERVER)["args"]]
     assert flags == docker_run()[1]
     reading = [own for one in workloads(objects) for own in one.containers if own["name"] not in ("haproxy", "gateway")]
-    assert {own["name"] for own in reading} == {"server", "write"}
+    assert {own["name"] for own in reading} - {"manager"} == {"server", "write"}
     for own in reading:
         if own["name"] == "write":
             assert parsed(words(own)[1:])[0].__module__ == "hplm.cli.route" and "envFrom" not in own
             continue
         assert {"name": "HPLM_STATE", "value": "s3://bucket/hplm"} in own["env"]
-        assert own["envFrom"] == [{"secretRef": {"name": "hplm-bucket"}}]
+        assert own["envFrom"] == [{"secretRef": {"name": "hplm-writer" if own["name"] == "manager" else "hplm-bucket"}}]
     (mirror,) = [one["value"] for one in container(objects, *SERVER)["env"] if one["name"] == "HPLM_MIRROR"]
     assert mirror in [mount["mountPath"] for mount in container(objects, *SERVER)["volumeMounts"]]
 

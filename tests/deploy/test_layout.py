@@ -10,15 +10,19 @@ from hplm.cli.main import main, parsed
 from hplm.server.discovery import TRITON_VERSION
 from hplm.server.flags import contract_flags
 from hplm_openai.__main__ import parser as gateway_parser
+from tests.cli.commands import process_without
 from tests.deploy.image import (
     DEPLOY,
+    NOT_IN_THE_MANAGERS,
     ROOT,
     SECRET,
     commands_of_pages,
     compose_service,
+    copy_files,
     docker_run,
     dockerfile_copies,
     dockerfile_variables,
+    python_of_the_image,
 )
 from tests.deploy.manifests import BUCKET, Object, container, faults, made_by_the_operator, rendered, validate, workload
 
@@ -75,8 +79,9 @@ def test_the_image_is_of_the_release_that_is_tested_and_its_page_names_the_one_w
 def test_the_context_of_the_images_has_what_they_copy_and_nothing_built_here():
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     taken = {line[1:] for line in lines if line.startswith("!")}
-    openai = re.findall(r"^COPY (\S+) ", (DEPLOY / "Dockerfile.openai").read_text("utf-8"), re.MULTILINE)
-    copied = {source.partition("/")[0] for source in [*openai, *(source for source, _ in dockerfile_copies())]}
+    files = sorted(path.name for path in DEPLOY.glob("Dockerfile*"))
+    copied = {source.partition("/")[0] for file in files for source, _ in dockerfile_copies(file)}
+    assert files == ["Dockerfile", "Dockerfile.manager", "Dockerfile.openai"]
     assert "*" in lines and taken == copied | {"model_repository"} and "**/*.so" in lines
 
 
@@ -94,6 +99,33 @@ def test_compose_starts_the_gateway_only_on_request_and_publishes_it_on_loopback
     assert [program, flag, package] == ["python", "-m", "hplm_openai"]
     assert (args.url, args.address) == ("triton:8001", "0.0.0.0") and service["depends_on"].keys() == {"triton"}
     assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
+
+
+def test_compose_starts_the_manager_only_on_request_beside_the_server_and_its_image_trains():
+    service, text = compose_service("manager"), (DEPLOY / "Dockerfile.manager").read_text("utf-8")
+    assert service["profiles"] == ["manager"] and service["build"]["dockerfile"] == "deploy/Dockerfile.manager"
+    program, *words = service["command"]
+    command, bound = parsed(words)
+    given = {**{name: one.default for name, one in bound.signature.parameters.items()}, **bound.arguments}
+    assert (program, command.__module__, given["address"], given["url"]) == ("hplm", "manager.cli", "0.0.0.0", "triton:8001")
+    assert service["ports"] == [f"127.0.0.1:9001:{given['port']}"] and service["depends_on"].keys() == {"triton"}
+    mounts = dict(reversed(mount.split(":", 1)) for mount in service["volumes"])
+    written = [str(given["folder"]), *map(str, given["store"]), service["environment"]["HPLM_STATE"]]
+    assert mounts.keys() == {f"{given['repository']}:ro", *written}
+    assert f"-o hplm -g hplm {given['folder']}\n" in text
+    (extras,) = re.findall(r"'/opt/hplm\[([\w,]+)\]'", text)
+    assert extras.split(",") == ["build", "bucket", "parquet", "manager"] and "'/opt/hplm/clients[openai]'" in text
+
+
+def test_the_managers_image_has_what_its_commands_import(tmp_path):
+    opt = copy_files(tmp_path / "opt", "Dockerfile.manager")
+    python = python_of_the_image(tmp_path / "python", opt, NOT_IN_THE_MANAGERS) / "python"
+    with process_without(python=python, cwd=python.parent, HOME=str(tmp_path)) as run:
+        for words in (["manager", "owner", "add", "acme", "--folder", str(tmp_path / "folder")], ["check", "--help"]):
+            status, said, errors = run(words)
+            assert status == 0 and said, errors
+        status, _, errors = run(["manager", "--store", "none", "--state", str(tmp_path)])
+        assert status == 1 and "none is not a store" in errors  # behind all its imports
 
 
 RUNTIME, SERVICE = (yaml.safe_load((DEPLOY / "kserve" / file).read_text("utf-8")) for file in ("runtime.yaml", "minilm.yaml"))

@@ -63,23 +63,23 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* How a container reads the registry. Further variables may follow. */}}
+{{/* How a container reaches the registry. Call it with the root and a secret. Further variables may follow. */}}
 {{- define "hplm.registry" -}}
-{{- with .Values.registry.secret }}
+{{- with .secret }}
 envFrom:
   - secretRef:
       name: {{ . }}
 {{- end }}
 env:
   - name: HPLM_STATE
-    value: {{ required "registry.address is missing: name the bucket, such as s3://bucket/hplm" .Values.registry.address }}
+    value: {{ required "registry.address is missing: name the bucket, such as s3://bucket/hplm" .root.Values.registry.address }}
   - name: HOME
     value: /tmp
   - name: POD_NAME # for mounts with a folder of each pod
     valueFrom:
       fieldRef:
         fieldPath: metadata.name
-  {{- include "hplm.extraEnv" . | nindent 2 }}
+  {{- include "hplm.extraEnv" .root | nindent 2 }}
 {{- end }}
 
 {{- define "hplm.extraEnv" -}}
