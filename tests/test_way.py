@@ -31,7 +31,7 @@ WARM = 20  # requests before the one that is followed
 TRIES = 5  # requests that are followed, until nothing else happens beside one of them
 NOW_AND_THEN = {"watch", "engine", "keep", "metrics"}  # threads that work once a second: the heartbeat, what is published
 THREADS = {"MainThread", "compute 1"}  # Triton's own, and one of the engine
-MOST_FILES, MOST_CALLS = 64, 592  # a change that needs more lengthens every request
+MOST_FILES, MOST_CALLS = 64, 600  # a change that needs more lengthens every request
 
 
 class Followed:
