@@ -117,7 +117,7 @@ class Site:
             raise wrong(f"'order' is {shown(order)}: give asc or desc", "order")
         found = self.records.page(kind, asked.owner, after, int(limit), order == "desc", **where)
         if found is None:
-            raise Refused(404, f"there is nothing with the id {shown(after)}: list from the begin", param="after")
+            raise Refused(404, f"there is nothing with the id {shown(after)}: list from the beginning", param="after")
         return in_list(list(map(tell, found[0])), found[1])
 
     def files(self, asked: Asked) -> Any:
@@ -157,7 +157,7 @@ class Site:
         return in_list(self.jobs.checkpoints(self.jobs.found(asked.owner, asked.path["id"])))
 
     async def events(self, request: Request, caller: Caller) -> Response:
-        """A page of a job's events, the newest first; or all as they come, with `Accept: text/event-stream`."""
+        """Returns a page of a job's events, the newest first; or all as they come, with `Accept: text/event-stream`."""
         job = await run_in_threadpool(self.jobs.found, caller.acting_for(), request.path_params["id"])
         if "text/event-stream" in request.headers.get("accept", ""):
             last = request.headers.get("last-event-id", "0")
@@ -255,7 +255,7 @@ class Site:
         return {"id": name, "object": "owner", "limits": {one: self.rights.limit(name, one) for one in LIMITS}, "used": used}
 
     def log(self, asked: Asked) -> Any:
-        """What was done, the newest first."""
+        """Returns what was done, the newest first."""
         before, limit = asked.given.pop("after", None), asked.given.pop("limit", "100")
         asked.done()
         if not limit.isdecimal() or not (before is None or before.isdecimal()):

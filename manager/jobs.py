@@ -29,7 +29,7 @@ PROMOTES = ("better", "never", "always")
 LONGEST_PROGRESS = 10_000  # bytes that are read
 CHECKPOINT = "checkpoint"  # the folder of an import's files, in its job's
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # of a checkpoint, and of an adapter
-# What an import reads. An index of many files is not among them: it could name files of others.
+# Names of files that an import reads. An index of many files is not among them: it could name files of others.
 IMPORTED = re.compile(
     r"(adapter_)?config\.json|(adapter_)?model\.safetensors|tokenizer(_config)?\.json|special_tokens_map\.json"
     r"|added_tokens\.json|vocab\.(json|txt)|merges\.txt|[a-z][a-z0-9._-]{0,60}\.model"

@@ -143,6 +143,7 @@ Row = TypeVar("Row", Owner, Key, File, Job, Event, Deed)
 class Records:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.copy = path.with_suffix(".copy")
         self._lock = threading.RLock()  # one thread at a time uses the connection
         self._depth = 0
         self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
@@ -182,10 +183,15 @@ class Records:
             finally:
                 self._depth -= 1
 
-    def backup(self, path: Path) -> None:
-        """Writes a copy, which must not exist yet."""
+    def back_up(self, now: float) -> None:
+        """Writes a copy that can be copied at any time, unless there is one of the last day."""
+        if self.copy.exists() and now - self.copy.stat().st_mtime < DAY:
+            return
+        (new := self.copy.with_suffix(".new")).unlink(missing_ok=True)
         with self._lock:
-            self._base.execute("VACUUM INTO ?", (str(path),))
+            self._base.execute("VACUUM INTO ?", (str(new),))
+        new.chmod(0o600)
+        new.replace(self.copy)
 
     def add(self, row: Owner | Key | File | Job) -> None:
         columns = asdict(row)

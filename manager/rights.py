@@ -1,4 +1,4 @@
-"""Who may do what: owners, their keys, operators' keys, and sessions of a browser."""
+"""Rights: owners, their keys, operators' keys, and sessions of a browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMITS = {  # of an owner, unless others are set
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a key, and the owner it acts for."""
+    """The sender of a request: a key, and the owner it acts for."""
 
     key: str  # its id
     role: str

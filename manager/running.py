@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -366,6 +367,7 @@ class Running:
         try:
             self._uploads.sweep()
             self._models.mend()
-        except (HplmError, OSError) as error:
-            log.warning("keys and files are looked at again in a minute: %s", error)
+            self._records.back_up(time.time())
+        except (HplmError, OSError, sqlite3.OperationalError) as error:  # the last: a full disk
+            log.warning("keys, files and the copy of the records are looked at again in a minute: %s", error)
         return not self._ending.wait(MINUTE)

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from hplm.clock import Clock
 from hplm.disk import check_room
+from hplm.registry.folder import sync
 from hplm_client.waiting import within
 from hplm_openai.connections import Gone
 from hplm_openai.errors import Refused, wrong
@@ -152,7 +153,7 @@ class Uploads:
             raise wrong(f"the file {shown(came.name)} is compressed: send it unpacked", "file")
         file = File(f"file-{secrets.token_hex(12)}", owner, came.name, purpose, ending, came.bytes, came.finish(), now, expires)
         os.rename(came.path, self.path(file))
-        _sync(came.path.parent)
+        sync(came.path.parent)  # makes the name last
         came.path = self.path(file)  # to drop, if it gets no row
         with self._records.together():
             if came.bytes > self._most(owner):
@@ -289,15 +290,6 @@ def _expiry(given: dict[str, str], now: int) -> int:
         form = "the anchor 'created_at' and 3,600 to 2,592,000 seconds"
         raise wrong(f"'expires_after' is {shown(anchor)} and {shown(seconds)}: give {form}", "expires_after")
     return now + int(seconds)
-
-
-def _sync(folder: Path) -> None:
-    """Makes the names in a folder last."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def told(file: File) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class Cores:
         self._pause_s, self._more_at = FIRST_PAUSE_S, 0.0
         self._began = self._computed_s = 0.0
         self._delayed = delayed_ns() if threads > 1 else 0
+        if threads > 1 and not os.path.exists("/proc/self/schedstat"):
+            log.info("this system does not say how long threads wait for cores: other programs may slow small batches down")
 
     def __enter__(self) -> None:
         self._began = self._now()

@@ -222,8 +222,8 @@ def test_one_manager_writes_its_claim_and_no_other_begins_before_it_has_ended():
     given = bound.arguments
     mounts = {mount["name"]: mount["mountPath"] for mount in manager["volumeMounts"]}
     assert command.__module__ == "manager.cli" and given["at_once"] == 2 and given["address"] == "0.0.0.0"
-    assert [str(path) for path in given["store"]] == [f"{mounts['work']}/minilm", f"{mounts['work']}/bert"]
-    assert mounts["work"] in map(str, given["folder"].parents)
+    assert [str(path) for path in given["store"]] == [f"{mounts['stores']}/minilm", f"{mounts['stores']}/bert"]
+    assert mounts["stores"] in map(str, given["folder"].parents)
     assert workload(objects, "hplm-manager").ports == {"manager": given["port"]}
     assert f"--url={given['url']}" in words(container(objects, "hplm-gateway", "gateway"))
     page = manager["readinessProbe"]["httpGet"]["path"].removeprefix(f"{CONSOLE}/")

@@ -18,7 +18,6 @@ from hplm.tenants.snapshot import QUOTAS
 from hplm_openai import __main__ as gateway
 from manager.console import COOKIE, ROOT
 from manager.records import WAITING, Job
-from tests.manager.serving import fake_base, faked, managing
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -56,17 +55,6 @@ class Browser:
 def said(answer):
     """Returns a page's text, without its tags."""
     return " ".join(unescape(re.sub("<[^>]*>", " ", answer.text)).split())
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return fake_base(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def managed(base, tmp_path_factory):
-    with faked(), managing(tmp_path_factory.mktemp("manager"), [base]) as managed:
-        yield managed
 
 
 @pytest.fixture

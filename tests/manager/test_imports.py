@@ -22,17 +22,6 @@ CONFIG = ("config.json", b"{}")
 NO_WISHES = {}
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return fake_base(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def managed(base, tmp_path_factory):
-    with faked(), managing(tmp_path_factory.mktemp("manager"), [base]) as managed:
-        yield managed
-
-
 def brought(client, *files):
     """Uploads files of (name, content). Returns their ids."""
     return [client.files.create(file=file, purpose="user_data").id for file in files]

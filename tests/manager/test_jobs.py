@@ -6,23 +6,15 @@ from types import SimpleNamespace
 import openai
 import pytest
 
+from builder.cli.build import BEST
+from builder.training.finetuning import TrainingOptions
+from manager import jobs
 from manager.records import WAITING, Job
 from tests.manager.serving import commands, fake_base, faked, managing
 from tests.support.message import mentions
 from tests.support.wait import eventually
 
 DONE = ["check --id", "build tenant", "tenant publish"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return fake_base(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def managed(base, tmp_path_factory):
-    with faked(), managing(tmp_path_factory.mktemp("manager"), [base]) as managed:
-        yield managed
 
 
 def created(client, says="text\n", model="toy", **more):
@@ -198,3 +190,8 @@ def test_the_next_manager_goes_on_where_the_one_before_was_stopped(tmp_path, bas
             client = managed.client(api_key=secret)
             assert ended(client, job).fine_tuned_model == "acme.kept"
     assert [path.name for path in (base.store / "tenants/acme.kept").iterdir()] == ["1"]
+
+
+def test_a_multiplier_is_of_the_builders_own_rates():
+    """The manager may not import them: they come with torch."""
+    assert (TrainingOptions().learning_rate, BEST["learning_rate"]) == (jobs.USUAL_RATE, jobs.BEST_RATE)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -118,3 +119,18 @@ def test_an_event_is_told_once_and_pages_have_an_owners_rows_alone(records):
     assert ([row.id for row in rows], more) == (["job-0"], False)
     assert records.page(Job, "acme", "job-1", 2, True) is None, "another owner's id is as good as none"
     assert [row.id for row in records.page(Job, "acme", None, 9, False, tenant="acme.t2")[0]] == ["job-2"]
+
+
+def test_a_copy_is_made_each_day_and_can_be_opened(records):
+    def copied():
+        with closing(Records(records.copy)) as copy:
+            return [owner.id for owner in copy.owners()]
+
+    records.back_up(0.0)
+    made = records.copy.stat().st_mtime
+    records.add(Owner("zeta", 1, {}))
+    records.back_up(made + DAY / 2)
+    assert "zeta" not in copied()
+    records.back_up(made + 2 * DAY)
+    assert copied() == [owner.id for owner in records.owners()] and "zeta" in copied()
+    assert records.copy.stat().st_mode & 0o777 == 0o600

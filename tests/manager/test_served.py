@@ -129,7 +129,7 @@ def test_the_command_runs_beside_a_server_without_torch_in_little_memory(server,
 
 
 def test_another_owner_s_ids_are_as_unknown_ones_at_every_endpoint(managed):
-    """Of each kind there is one of acme-inc, for which beta-inc asks."""
+    """The owner beta-inc asks for one thing of acme-inc of each kind."""
     client = managed.client("acme-inc")
     file = client.files.create(file=("a.jsonl", lines(1)), purpose="fine-tune")
     job = ended(client, model="toy", training_file=file.id, suffix="mine", hyperparameters={"n_epochs": 1})
