@@ -52,10 +52,11 @@ def run(
     from hplm_openai.__main__ import server_of
     from hplm_openai.app import Gateway, RequestLimits
     from hplm_openai.backbones import Backbones
-    from manager.app import Site, application
+    from manager.app import application
     from manager.children import Manner
     from manager.console import Console
     from manager.models import Base
+    from manager.site import Site
 
     if (place := state_of(state)) is None:
         raise InvalidInput("--state is missing: give the folder of `hplm serve --state`")

@@ -26,9 +26,13 @@ from hplm_openai.app import CLIENT_HAS_GONE, Gateway
 from hplm_openai.connections import Gone, read_bytes
 from hplm_openai.errors import Refused, wrong
 from hplm_openai.fields import shown
-from manager.app import ALLOWED, HEADERS, Act, Asked, Site, allowed, refused, told_event
+from manager import owners
+from manager.app import ENDPOINTS, refused
+from manager.jobs import told_event
+from manager.operators import told_owner
 from manager.records import WAITING
 from manager.rights import MANAGE, ROLES, SESSION_SECONDS, Caller
+from manager.site import ALLOWED, HEADERS, Act, Asked, Site, allowed
 from manager.uploads import FILE, TRAINS, Form
 
 ROOT, COOKIE = "/console", "hplm_session"
@@ -43,6 +47,7 @@ SECURE = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 }  # fmt: skip
+ROLE_OF: dict[Act, str] = {act: role for *_, role, act in ENDPOINTS}  # which an endpoint needs
 Fields = dict[str, str]
 Show = Callable[[Request, Caller], Awaitable[Response]]
 
@@ -50,7 +55,6 @@ Show = Callable[[Request, Caller], Awaitable[Response]]
 class Console:
     def __init__(self, site: Site, gateway: Gateway) -> None:
         self._site, self._asking = site, gateway.inner()
-        self._roles: dict[Act, str] = {act: role for *_, role, act in site.endpoints()}
         pages = Environment(
             loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -65,12 +69,12 @@ class Console:
             (ROOT, self._models), (f"{ROOT}/new", self._new), (f"{ROOT}/jobs/{{id}}", self._job),
             (f"{ROOT}/keys", self._keys), (model, self._model), (f"{ROOT}/try/{{id:path}}", self._try),
         ]  # fmt: skip
-        site, job, key = self._site, f"{ROOT}/jobs/{{id}}", f"{ROOT}/keys/{{id}}"
+        job, key = f"{ROOT}/jobs/{{id}}", f"{ROOT}/keys/{{id}}"
         done: list[tuple[str, Show]] = [
-            (f"{ROOT}/new", self._create), (f"{job}/cancel", partial(self._act, site.cancel_job, job)),
-            (f"{ROOT}/keys", self._add_key), (f"{key}/revoke", partial(self._act, site.revoke_key, f"{ROOT}/keys")),
-            (f"{model}/promote", partial(self._act, site.promote, f"{ROOT}/models/{{id}}")),
-            (f"{model}/rollback", partial(self._act, site.roll_back, f"{ROOT}/models/{{id}}")),
+            (f"{ROOT}/new", self._create), (f"{job}/cancel", partial(self._act, owners.cancel_job, job)),
+            (f"{ROOT}/keys", self._add_key), (f"{key}/revoke", partial(self._act, owners.revoke_key, f"{ROOT}/keys")),
+            (f"{model}/promote", partial(self._act, owners.promote, f"{ROOT}/models/{{id}}")),
+            (f"{model}/rollback", partial(self._act, owners.roll_back, f"{ROOT}/models/{{id}}")),
             (f"{model}/delete", self._delete), (f"{ROOT}/try/{{id:path}}", self._try), (f"{ROOT}/sign-out", self._sign_out),
         ]  # fmt: skip
         return [
@@ -122,8 +126,8 @@ class Console:
 
     async def _do(self, caller: Caller, act: Act, path: Fields | None = None, /, **given: Any) -> Any:
         """Does what an endpoint of the API does, for those who may."""
-        asked = Asked(allowed(caller, self._roles[act]), path or {}, {name: one for name, one in given.items() if one})
-        return await run_in_threadpool(act, asked)
+        asked = Asked(allowed(caller, ROLE_OF[act]), path or {}, {name: one for name, one in given.items() if one})
+        return await run_in_threadpool(act, self._site, asked)
 
     async def _sign_in(self, request: Request) -> Response:
         fields = await _fields(request)
@@ -153,19 +157,19 @@ class Console:
     async def _models(self, request: Request, caller: Caller) -> Response:
         bases, own = await self._both(caller)
         manages = caller.role in ALLOWED[MANAGE]
-        jobs = (await self._do(caller, self._site.list_jobs, limit=MOST_JOBS))["data"] if manages else []
+        jobs = (await self._do(caller, owners.list_jobs, limit=MOST_JOBS))["data"] if manages else []
         return self._page("models", caller, bases=bases, own=own, jobs=jobs, waiting=WAITING)
 
     async def _both(self, caller: Caller) -> tuple[list[Any], list[Any]]:
         """Returns the models that everybody has, and those of an owner."""
-        found = (await self._do(caller, self._site.list_models))["data"]
+        found = (await self._do(caller, owners.list_models))["data"]
         own = [model for model in found if model["owned_by"] == caller.owner]
         return [model for model in found if model not in own], own
 
     async def _new(
         self, request: Request, caller: Caller, fields: Fields | None = None, error: Refused | None = None
     ) -> Response:
-        allowed(caller, self._roles[self._site.create_job])
+        allowed(caller, ROLE_OF[owners.create_job])
         bases, own = await self._both(caller)
         fields = defaultdict(str, fields if fields is not None else request.query_params)
         model = next((model for model in own if model["id"] == fields["model"]), None)
@@ -174,7 +178,7 @@ class Console:
 
     async def _create(self, request: Request, caller: Caller) -> Response:
         site, fields, kept = self._site, dict[str, str](), dict[str, str]()
-        allowed(caller, self._roles[site.create_job])
+        allowed(caller, ROLE_OF[owners.create_job])
         owner = caller.acting_for()
         try:
             form = await site.uploads.read(request, owner, DATA)
@@ -189,7 +193,7 @@ class Console:
             ours = {name: value for name in ("task", "promote") if (value := given.get(name))}
             ours |= {name: True for name in ("best", "new_labels", "fresh") if given.get(name)}
             job = await self._do(
-                caller, site.create_job, model=given.get("model"), suffix=given.get("suffix", "").strip(), hplm=ours,
+                caller, owners.create_job, model=given.get("model"), suffix=given.get("suffix", "").strip(), hplm=ours,
                 hyperparameters={"n_epochs": _number(given, "n_epochs")}, **kept,
             )  # fmt: skip
         except Exception as error:
@@ -201,7 +205,7 @@ class Console:
         return _back(f"{ROOT}/jobs/{job['id']}")
 
     async def _job(self, request: Request, caller: Caller) -> Response:
-        job = await self._do(caller, self._site.job, request.path_params)
+        job = await self._do(caller, owners.job, request.path_params)
         events = [told_event(event) for event in await run_in_threadpool(self._site.records.events, job["id"])]
         exams = [event["data"] for event in events if event["type"] == "metrics"]
         files = {name: await self._name(caller, job[name]) if job[name] else None for name in DATA}
@@ -215,7 +219,7 @@ class Console:
 
     async def _name(self, caller: Caller, id: str) -> str:
         with suppress(Refused):
-            return (await self._do(caller, self._site.file, {"id": id}))["filename"]
+            return (await self._do(caller, owners.file, {"id": id}))["filename"]
         return "deleted"
 
     async def _act(self, act: Act, back: str, request: Request, caller: Caller) -> Response:
@@ -225,7 +229,7 @@ class Console:
         return _back(back.format(**path))
 
     async def _model(self, request: Request, caller: Caller) -> Response:
-        model = await self._do(caller, self._site.model, request.path_params)
+        model = await self._do(caller, owners.model, request.path_params)
         if caller.owner is None or model["owned_by"] != caller.owner:
             return _back(f"{ROOT}/new?model={model['id']}")
         found = await run_in_threadpool(self._site.models.find, caller.acting_for(), model["id"])
@@ -243,21 +247,21 @@ class Console:
         name, id = (await _fields(request)).get("name", "").strip(), request.path_params["id"]
         if name != id:
             raise wrong(f"you wrote {shown(name)}, so nothing was deleted: write the model's whole name, {id}")
-        await self._do(caller, self._site.delete_model, request.path_params)
+        await self._do(caller, owners.delete_model, request.path_params)
         return _back(ROOT)
 
     async def _keys(self, request: Request, caller: Caller, made: Any = None) -> Response:
-        keys = (await self._do(caller, self._site.keys, limit=MOST_KEYS))["data"]
-        own = await run_in_threadpool(self._site.told_owner, caller.acting_for())
+        keys = (await self._do(caller, owners.keys, limit=MOST_KEYS))["data"]
+        own = await run_in_threadpool(told_owner, self._site, caller.acting_for())
         return self._page("keys", caller, keys=keys, own=own, made=made, roles=ROLES[:2], now=time.time())
 
     async def _add_key(self, request: Request, caller: Caller) -> Response:
         fields = await _fields(request)
-        made = await self._do(caller, self._site.add_key, role=fields.get("role"), days=_number(fields, "days"))
+        made = await self._do(caller, owners.add_key, role=fields.get("role"), days=_number(fields, "days"))
         return await self._keys(request, caller, made)
 
     async def _try(self, request: Request, caller: Caller) -> Response:
-        model = await self._do(caller, self._site.model, request.path_params)
+        model = await self._do(caller, owners.model, request.path_params)
         _, own = await self._both(caller)
         others = [one for one in own if one["id"] != model["id"] and one["hplm"]["task"] in ASKS]
         mine = [one for one in others if one["hplm"]["candidate_of"] == model["id"]]  # versions that wait come first

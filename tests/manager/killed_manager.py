@@ -7,7 +7,8 @@ from hplm.server.ports import listen
 from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.backbones import Backbones
-from manager.app import Site, application
+from manager.app import application
+from manager.site import Site
 from tests.manager.serving import NOWHERE, fake_base, faked
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from hplm_openai.__main__ import server_of
 from hplm_openai.app import Gateway, RequestLimits
 from hplm_openai.backbones import Backbones
 from manager import children
-from manager.app import Site, application
+from manager.app import application
 from manager.console import Console
 from manager.models import Base
 from manager.rights import COMMAND_LINE
+from manager.site import Site
 from tests.support.wait import PATIENCE, eventually
 
 NOWHERE = "127.0.0.1:1"
