@@ -126,30 +126,37 @@ class Encoder:
         return None
 
     def compute(self, staged: StagedBatch, stage: int = 0) -> bool:
-        """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered."""
-        batch = staged.batch
-        is_last, goes_on = stage == self._stages[-1], False
-        end, name = Computed([], []), f"compute_{stage + 1}" if stage else "compute"
+        """Computes a batch in a stage. Returns whether it goes on to the next one. If not, its texts are answered.
+
+        If the engine's batches overlap, those of several sheets only start here, and go on to whoever waits for them.
+        """
+        batch, engine = staged.batch, self._served.engine
+        is_last, goes_on = stage >= self._stages[-1], False
+        end, name = Computed([], []), "compute" if stage == 0 or engine.overlaps else f"compute_{stage + 1}"
         try:
             if stage == 0:
+                if engine.overlaps:
+                    engine.start(staged)
                 self.begin(staged)
-            start = self._now_ns()
+                if goes_on := staged.under_way is not None:
+                    return goes_on
+            start = self._now_ns() if staged.under_way is None else batch.started_ns or 0
             with torch.inference_mode():
-                for computed in self._served.engine.run(staged, stage):
+                for computed in engine.run(staged, stage):
                     if computed.is_end:
                         end = computed
                     else:
                         self._leave(staged, computed)
             ended_ns = self._now_ns()
             staged.stages[name] = start, ended_ns
-            staged.computing_ns.append(max(1, ended_ns - start))
+            staged.computing_ns.append(max(1, staged.under_way.took_ns if staged.under_way is not None else ended_ns - start))
             if is_last:
                 self.end(staged, end, ended_ns)
             goes_on = not is_last
         except Exception as error:
             self._give_up(batch, staged.unanswered, error, staged)
         finally:
-            if stage == 0:
+            if stage == 0 and not goes_on:
                 self._may_choose = True
         return goes_on
 
@@ -170,8 +177,7 @@ class Encoder:
         self._hand_back(staged)  # before the scheduler hears of it, and lets a batch be staged in their place
         self._note(self._served.instruments.computed, staged)
         with self._lock:
-            learned = staged.brought, staged.computing_ns if len(self._stages) > 1 else ()
-            self._scheduler.finished(batch, ended_ns, *learned)
+            self._scheduler.finished(batch, ended_ns, staged.brought, staged.computing_ns)
 
     def close(self) -> None:
         """Refuses new requests. Waiting texts are still served."""

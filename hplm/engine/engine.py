@@ -165,6 +165,20 @@ class Engine:
 
         self._after_layer, self._graphs, self._side_by_side = waited, None, None
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a batch may begin before the one before it ends: then `start` it, and another thread may `run` it."""
+        return self._side_by_side is not None
+
+    def start(self, batch: StagedBatch) -> None:
+        """Starts to compute a batch of several sheets, and returns when a thread has begun. One of one sheet only waits."""
+        assert self._side_by_side is not None
+        if len(batch.sheets) > 1:
+            batch.ready.wait()
+            batch.under_way = self._side_by_side.start(partial(self._compute, number=0), batch.sheets)
+        else:
+            self._side_by_side.wait()  # its products are divided among the same cores
+
     def run(self, batch: StagedBatch, stage: int = -1) -> Iterator[Computed]:
         """Computes a batch in a stage. Yields texts that leave before the last layer, and behind it the others.
 
@@ -173,8 +187,10 @@ class Engine:
         batch.ready.wait()
         number = stage % len(self.stages)
         try:
-            if self._side_by_side is not None and len(batch.sheets) > 1:
-                yield from self._side_by_side.each(partial(self._compute, number=number), batch.sheets)
+            if self.overlaps and batch.under_way is None:
+                self.start(batch)
+            if batch.under_way is not None:
+                yield from batch.under_way
             else:
                 for sheet in batch.sheets:
                     if self._graphs is not None and sheet.shape is not None and len(batch.sheets) == 1:

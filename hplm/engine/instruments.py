@@ -100,6 +100,8 @@ class Instruments:
         }
         for stage, (start, end) in staged.stages.items():
             counts[names.STAGE_SECONDS, (stage,)] = (end - start) / 1e9
+        if staged.under_way is not None:  # other batches have computed at the same time
+            counts[names.STAGE_SECONDS, ("compute",)] = staged.under_way.took_ns / 1e9
         self.meter.add_all(counts)
         if self._journal is not None:
             self._write(

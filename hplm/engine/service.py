@@ -79,10 +79,12 @@ class EncoderService:
         stages = self.served.engine.stages
         on_cpu = stages[0].device.type == "cpu"
         threads = (self.threads, 1) if on_cpu else (1, self.threads)
-        pins = [stage.pin for stage in stages]
+        starts = [stage.pin for stage in stages]
+        if self.served.engine.overlaps:
+            starts.append(lambda: None)  # for the thread that waits for batches
         if self._outbox is not None:
             self._unopened = Threads(self._open, "open")
-        driver = Driver(self.encoder, threads, channel, take_in, pins, help_at_once=not on_cpu or len(stages) > 1)
+        driver = Driver(self.encoder, threads, channel, take_in, starts, help_at_once=not on_cpu or len(stages) > 1)
         self._wake = driver.wake
         return driver
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from hplm.engine.request import Text
 from hplm.engine.stages import Stage
 from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
+from hplm.model.cpu import Computing
 from hplm.model.layer import Attend
 from hplm.model.tensors import Block, rounded_up, sent
 from hplm.plot.forest import Forest
@@ -235,6 +237,7 @@ class StagedBatch:
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end of each step, in nanoseconds
     gone: set[int] = field(default_factory=set[int])  # the indexes of texts that are answered, or soon will be
     computing_ns: list[int] = field(default_factory=list)  # how long each stage of the engine has computed it
+    under_way: Computing[Any] | None = None  # what the engine's threads compute of it side by side
 
     @property
     def unanswered(self) -> list[Text]:

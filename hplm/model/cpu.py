@@ -9,12 +9,13 @@ divide no product.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from queue import SimpleQueue
-from threading import Barrier
-from typing import TypeVar
+from threading import Barrier, Event
+from typing import Generic, TypeVar
 
 import torch
 
@@ -54,29 +55,58 @@ class SideBySide:
 
     def __init__(self, threads: int) -> None:
         """All threads start now, so that none is missing later."""
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "side by side", partial(compute_with, 1))
+        self._running: list[Future[None]] = []
         all_started = Barrier(threads)
         wait([self._pool.submit(all_started.wait) for _ in range(threads)])
 
-    def each(self, compute: Callable[[S], Iterator[T]], given: Sequence[S]) -> Iterator[T]:
-        """Yields what `compute` yields of each, as it comes. At its end, and after an error, nothing computes any more."""
-        found: SimpleQueue[T | None] = SimpleQueue()
+    def start(self, compute: Callable[[S], Iterator[T]], given: Sequence[S]) -> Computing[T]:
+        """Lets threads compute each, as they get free of what was started before. Returns when the first one has begun."""
+        begun, found = Event(), SimpleQueue[T | int]()
 
         @torch.inference_mode()
         def run(one: S) -> None:
+            begun.set()
+            start = time.monotonic_ns()
             try:
                 for part in compute(one):
                     found.put(part)
             finally:
-                found.put(None)
+                found.put(time.monotonic_ns() - start)
 
         running = [self._pool.submit(run, one) for one in given]
+        self._running = [*(one for one in self._running if not one.done()), *running]
+        begun.wait()
+        return Computing(running, found, self._threads)
+
+    def wait(self) -> None:
+        """Returns when the threads compute nothing."""
+        wait(self._running)
+        self._running.clear()  # an error that holds its own future would keep memory until Python looks for cycles
+
+
+class Computing(Generic[T]):
+    """What threads compute side by side."""
+
+    def __init__(self, running: list[Future[None]], found: SimpleQueue[T | int], threads: int) -> None:
+        self._running, self._found, self._threads = running, found, threads
+        self.took_ns = 0  # of all threads, once it has ended: its share of their time
+
+    def __iter__(self) -> Iterator[T]:
+        """Yields what is computed of each, as it comes. At its end, and after an error, nothing of it computes any more."""
+        running, left = self._running, len(self._running)
         try:
-            for _ in running:
-                yield from iter(found.get, None)
+            while left:
+                part = self._found.get()
+                if isinstance(part, int):
+                    left -= 1
+                    self.took_ns += part // self._threads
+                else:
+                    yield part
         finally:
             wait(running)
         errors = [error for one in running if (error := one.exception()) is not None]
-        running.clear()  # an error that holds its own future would keep memory until Python looks for cycles
+        running.clear()
         if errors:
             raise errors.pop(0)

@@ -2,7 +2,8 @@
 
 Idle, the computing thread waits for messages, and does everything for a lone request. Only when it has been away from them for
 HELP_SECONDS, a helper receives, refuses, expires and prepares the next batch beside it. On accelerators and with several stages
-the helper of an encoder starts at once. An engine with several stages has a further computing thread for each.
+the helper of an encoder starts at once. An engine with several stages has a further computing thread for each. If batches
+overlap, the further thread waits for what the engine's own threads compute, and answers.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Driver:
         self._polls = {who: self._poll() for who in (COMPUTING, HELPING)}
         self._threads = [
             repeat(self._help, "help", partial(compute_with, threads[1])),
-            *(self._computing(number, start, threads[0]) for number, start in enumerate(starts)),
+            *(self._computing(number, start, 1 if number else threads[0]) for number, start in enumerate(starts)),
         ]
 
     def _poll(self) -> select.poll:

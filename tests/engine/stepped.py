@@ -97,7 +97,9 @@ class Failing:
 
     def run(self, staged, stage):
         self._world.computes(staged)
-        fault = self._world.passes("run" if stage == len(self._world.waiting) - 1 else "enter", staged.texts)
+        self._world.has_overlapped |= staged.under_way is not None
+        is_last = self._whole.overlaps or stage == len(self._whole.stages) - 1
+        fault = self._world.passes("run" if is_last else "enter", staged.texts)
         for computed in self._whole.run(staged, stage):
             if fault is not None:
                 harmed = [own * np.nan if fault == "no numbers" else Unreadable() for own in computed.logits]

@@ -67,7 +67,12 @@ def expected(reference):
     return lambda tenant, text: reference.forward(text, tenant).numpy()
 
 
-CHANGES = [{}, {"stages": stages_of(0, 1), "slots": "6"}, {"policy": "das"}]
+CHANGES = [{"threads": "1"}, {"stages": stages_of(0, 1), "slots": "6"}, {"threads": "1", "policy": "das"}, {"threads": "2"}]
+
+
+@pytest.fixture(autouse=True)
+def small_batches_are_divided(monkeypatch):
+    monkeypatch.setattr("hplm.engine.packing.WORTH", 4)
 
 
 @pytest.mark.parametrize("changes", CHANGES)
@@ -91,7 +96,8 @@ def test_each_fault_and_a_late_answer_are_met_by_one_text_and_by_several(toy, ex
             assert world.fault is None, f"{fault} has not come"
         world.finish()
         assert world.has_places == (changes.get("policy") == "das")
-        stages = len(world.waiting)  # each takes 10 ms for any batch
+        assert world.has_overlapped == (changes.get("threads") == "2" and len(texts) > 1)
+        stages = len(changes.get("stages", (None,)))  # each takes 10 ms for any batch
         assert world.cost.shares == pytest.approx([1 / stages] * stages) and world.cost.predict(10, 1) < 10**9
         world.offer("acme", texts)
         world.meanwhile = partial(world.close, is_stuck=True)  # its own answer comes too late

@@ -111,3 +111,27 @@ def test_whoever_gives_up_gets_on_when_no_thread_computes_any_more(halves):
     begins.set()
     passing.close()
     assert later.hidden is not None
+
+
+@pytest.mark.parametrize("halves", [0], indirect=True)
+def test_the_next_batch_begins_while_a_half_of_the_one_before_it_computes(halves, staged):
+    engine, batch, begins = halves
+    _, following = staged(2)
+    engine.start(batch)
+    engine.start(following)  # returns when a thread has begun it
+    assert batch.sheets[0].hidden is None  # it is still held up
+    begins.set()
+    for one in (batch, following):
+        for found, expected in zip(computed(engine, one), computed(*staged(1)), strict=True):
+            np.testing.assert_allclose(found[:, : expected.shape[1]], expected[:, : found.shape[1]], rtol=1e-4, atol=1e-5)
+        assert one.under_way is not None and one.under_way.took_ns > 0
+
+
+@pytest.mark.parametrize("halves", [0], indirect=True)
+def test_a_batch_that_is_not_divided_waits_for_those_before_it(halves, staged):
+    engine, batch, begins = halves
+    _, alone = staged(1)
+    engine.start(batch)
+    threading.Timer(0.2, begins.set).start()
+    engine.start(alone)
+    assert alone.under_way is None and all(sheet.hidden is not None for sheet in batch.sheets)

@@ -47,10 +47,10 @@ class World:
         self.hurt: dict[int, set[type[HplmError]]] = {}  # the errors of requests whose texts were in a batch that failed
         self._halved: set[tuple[int, int]] = set()  # texts for which there was no memory in a larger batch
         self.has_places = False  # whether the rows and slots that a policy has chosen reach staging
+        self.has_overlapped = False  # whether batches in several sheets were computed
         self.taken = 0  # requests that have not left
         self._served_until = 0  # requests that were taken before it closed
         self.closed = False
-        self.waiting: list[list[StagedBatch]] = [[] for _ in stages or (None,)]  # batches before each stage
         self.meanwhile: Callable[[], object] = lambda: None  # while a batch computes
         self._shown = os.memfd_create("batches")
         parameters = {**PARAMETERS, "queue_texts": str(limit), "batch_tokens": "64", **changes}
@@ -59,10 +59,11 @@ class World:
             self.service = EncoderService(
                 folder, settings, device_failed=self._device_failed, shown=self._shown, now_ns=self.clock
             )
-        self._served = self.service.served
+        self._served = served = self.service.served
         self._encoder = self.service.encoder
+        steps = len(served.engine.stages) + served.engine.overlaps
+        self.waiting: list[list[StagedBatch]] = [[] for _ in range(steps)]  # batches before each step of the engine
         self.names = ["prepare", *(f"compute {stage + 1}" for stage in range(len(self.waiting))), "expire"]
-        served = self._served
         served.engine, served.stager = Failing(served.engine, self), Failing(served.stager, self)
         served.instruments, served.quotas = Failing(served.instruments, self), Failing(served.quotas, self)
         self._backbone = Backbone(folder)
