@@ -149,7 +149,10 @@ class Encoder:
                         self._leave(staged, computed)
             ended_ns = self._now_ns()
             staged.stages[name] = start, ended_ns
-            staged.computing_ns.append(max(1, staged.under_way.took_ns if staged.under_way is not None else ended_ns - start))
+            took_ns = ended_ns - start
+            if staged.under_way is not None:
+                took_ns, batch.uneven_ns = staged.under_way.took_ns, staged.under_way.uneven_ns
+            staged.computing_ns.append(max(1, took_ns))
             if is_last:
                 self.end(staged, end, ended_ns)
             goes_on = not is_last

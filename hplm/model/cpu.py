@@ -91,21 +91,24 @@ class Computing(Generic[T]):
 
     def __init__(self, running: list[Future[None]], found: SimpleQueue[T | int], threads: int) -> None:
         self._running, self._found, self._threads = running, found, threads
-        self.took_ns = 0  # of all threads, once it has ended: its share of their time
+        self.took_ns = 0  # once it has ended: how long it takes if all threads always compute
+        self.uneven_ns = 0  # how long before its end a thread had nothing more of it to do
 
     def __iter__(self) -> Iterator[T]:
         """Yields what is computed of each, as it comes. At its end, and after an error, nothing of it computes any more."""
-        running, left = self._running, len(self._running)
+        running, left, ended_ns = self._running, len(self._running), list[int]()
         try:
             while left:
                 part = self._found.get()
                 if isinstance(part, int):
                     left -= 1
+                    ended_ns.append(time.monotonic_ns())
                     self.took_ns += part // self._threads
                 else:
                     yield part
         finally:
             wait(running)
+        self.uneven_ns = ended_ns[-1] - ended_ns[0]
         errors = [error for one in running if (error := one.exception()) is not None]
         running.clear()
         if errors:

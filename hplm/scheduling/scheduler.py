@@ -46,6 +46,7 @@ class Scheduler(Queue[T]):
         self._batch_ns = batch_ns
         self._running: deque[Batch[T]] = deque()  # chosen and not finished, in order
         self._halves: deque[Batch[T]] = deque()  # to be run next
+        self._uneven_ns = 0.0  # mean: so long before a batch ends, a thread of the engine is free
         self._staging_ns = 0.0  # from choice to start, with an idle engine
         self._capacity = Capacity(0, 0, 0)  # of the batch that was chosen last
         self._unserved = 0  # tokens that were refused for their deadline, or expired, since the last choice
@@ -79,7 +80,7 @@ class Scheduler(Queue[T]):
         """Returns the time at which the next batch should be chosen."""
         if self._commit_ns is None or not self._running:
             return now_ns
-        return max(now_ns, int(self._free_at(now_ns) - self._staging_ns - self._commit_ns))
+        return max(now_ns, int(self._free_at(now_ns) - self._uneven_ns - self._staging_ns - self._commit_ns))
 
     def due(self, now_ns: int) -> int:
         """Returns when a text expires or a batch is to be chosen if nothing changes until then, or NEVER. Not if it is now."""
@@ -163,6 +164,7 @@ class Scheduler(Queue[T]):
         assert batch.started_ns is not None  # `started` was called before
         self._running.remove(batch)
         self._ended_ns = now_ns
+        self._uneven_ns += LEARNING * (batch.uneven_ns - self._uneven_ns)
         self.learn(batch, adapters, sum(stages_ns) or now_ns - batch.started_ns, stages_ns)
         self.answered(batch, batch.texts, now_ns)
         self._recount()

@@ -96,5 +96,6 @@ class Batch(Generic[T]):
     alone: bool  # chosen while no other batch ran: its staging overlapped with nothing
     places: Places | None = None  # of the texts, if the policy has chosen them
     is_half: bool = False  # of a batch for which the device had no memory
+    uneven_ns: int = 0  # how long before its end a thread of the engine was free
     started_ns: int | None = None
     judged: set[T] = field(default_factory=set)  # texts whose answers came in time, or late
