@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -174,13 +173,11 @@ def key_revoke(id: Id, /, *, key: str, wait: bool = False, servers: tuple[str, .
     :param wait: end when no server, not even one that is cut off, takes the key
     :param servers: with --wait: HOST:PORT of the metrics of all servers that there are; it ends as soon as they refuse the key
     """
-    from hplm.tenants.taken import wait_until_taken
+    from hplm.tenants.taken import check_addresses, wait_until_taken
 
     if servers and not wait:
         raise InvalidInput("--servers says for whom to wait: give --wait too")
-    for server in servers:
-        if not re.fullmatch(r"(http://)?[^/\s]+:\d{1,5}", server):
-            raise InvalidInput(f"--servers {server} is not an address: give HOST:PORT of its metrics, such as 127.0.0.1:8002")
+    check_addresses(servers)
     manager = served.manager()
     dead = manager.revoke_key(id, key)
     until = time.strftime(WHEN, time.localtime(math.ceil(dead)))
