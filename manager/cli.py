@@ -34,7 +34,7 @@ def run(
     *, store: Annotated[tuple[Path, ...], about("folders of stores, each of another backbone of the repository")],
     repository: Path = Path("model_repository"), state: StateLocation = None, folder: Folder = HERE,
     url: str = "127.0.0.1:8001", address: str = "127.0.0.1", port: int = 9000, at_once: AtLeastOne = 1,
-    cores: Annotated[Numbers, about(CORES)] = (),
+    cores: Annotated[Numbers, about(CORES)] = (), servers: tuple[str, ...] = (),
     memory: NotNegative = 0.0, device: Device = "auto",
 ) -> None:  # fmt: skip
     """Run the manager until Ctrl-C or SIGTERM, beside `hplm serve` with the same repository and state.
@@ -46,9 +46,12 @@ def run(
     :param address: address to listen on: 127.0.0.1 is for this machine only
     :param port: 0: any free port
     :param at_once: so many jobs at a time
+    :param servers: HOST:PORT of the metrics of all replicas; a name of several hosts stands for all of them (default: the port
+        after that of --url)
     :param memory: GB that a job may have; 0: no limit
     """
     from hplm.server.ports import listen, reachable
+    from hplm.tenants.taken import check_addresses
     from hplm_openai.__main__ import server_of
     from hplm_openai.app import Gateway, RequestLimits
     from hplm_openai.backbones import Backbones
@@ -60,6 +63,8 @@ def run(
 
     if (place := state_of(state)) is None:
         raise InvalidInput("--state is missing: give the folder of `hplm serve --state`")
+    host, _, grpc_port = url.rpartition(":")
+    check_addresses(servers := servers or (f"{host}:{int(grpc_port) + 1}",))
     bases = [Base.open(one, repository, place) for one in store]
     site = Site.open(folder.absolute(), bases, Manner(cores, round(memory * 1e9), device), at_once)
     gateway = Gateway(lambda: Backbones(url, [], 600.0), RequestLimits())
@@ -67,7 +72,7 @@ def run(
     host, number = listening.getsockname()[:2]
     here = f"http://{reachable(host)}:{number}"
     print(f"the manager is at {here}/v1, its console at {here}, for the Triton at {url}", flush=True)
-    server_of(application(site, gateway, Console(site, gateway).routes())).run(sockets=[listening])
+    server_of(application(site, gateway, Console(site, gateway, servers).routes())).run(sockets=[listening])
     site.close()
 
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +34,7 @@ TRAINS, DATA = "fine-tune", "user_data"  # purposes
 ENDINGS = {TRAINS: (".jsonl", ".csv", ".tsv", ".parquet"), DATA: (".safetensors", ".json", ".txt", ".model")}
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf")  # how compressed files begin
 FILE = "file"  # the field of the API
+ONE_FILE = {FILE: 1}
 LONGEST_NAME, MOST_FIELDS, LONGEST_FIELD = 256, 32, 10_000
 SECONDS_BETWEEN = 60.0  # two pieces of an upload
 KEPT_DAYS = 30  # after the last job
@@ -79,11 +80,16 @@ class Form:
     """The fields and the files of one request."""
 
     fields: dict[str, str] = field(default_factory=dict[str, str])
-    files: dict[str, Incoming] = field(default_factory=dict[str, Incoming])  # by the names of their fields
+    files: dict[str, list[Incoming]] = field(default_factory=dict[str, list[Incoming]])  # by the names of their fields
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for files in self.files.values() for file in files)
 
     def drop(self) -> None:
-        for file in self.files.values():
-            file.drop()
+        for files in self.files.values():
+            for file in files:
+                file.drop()
 
 
 class Uploads:
@@ -93,19 +99,23 @@ class Uploads:
     def path(self, file: File) -> Path:
         return self._folder / file.owner / f"{file.id}{file.ending}"
 
-    async def read(self, request: Request, owner: str, names: Sequence[str] = (FILE,)) -> Form:
-        """Reads a form with files in the fields `names`. They are on the disk, without a row: `keep` or `drop` them."""
+    async def read(self, request: Request, owner: str, names: Mapping[str, int] = ONE_FILE) -> Form:
+        """Reads a form. Its files are on the disk, without a row: `keep` or `drop` them.
+
+        `names`: how many files each field may have.
+        """
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
             raise Refused(415, "the body is no form: send 'multipart/form-data' with the fields 'file' and 'purpose'")
         if "content-encoding" in request.headers:
             raise Refused(415, "the body is compressed: send it without Content-Encoding")
         most = self._most(owner)
+        room = min(self._left(owner), most * sum(names.values()))
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > most * len(names) + MARGIN:
-            raise Refused(413, f"the body has {int(length):,} bytes, and a file may have {most:,}: send less", param="file")
-        check_room(self._folder, SPARE_BYTES + min(most, int(length or 0)), "the file", "free some space")
-        reading = _Reading(self._folder / owner, most, names)
+        if length.isdecimal() and int(length) > room + MARGIN:
+            raise Refused(413, f"the body has {int(length):,} bytes, and its files may have {room:,}: send less", param="file")
+        check_room(self._folder, SPARE_BYTES + min(room, int(length or 0)), "the file", "free some space")
+        reading = _Reading(self._folder / owner, most, room, names)
         try:
             parser = MultipartParser(boundary, reading.callbacks())
             async for piece in _pieces(request):
@@ -139,7 +149,7 @@ class Uploads:
             raise wrong(f"the field {shown(name)} is unknown: leave it out", name[:LONGEST_NAME])
         if purpose not in ENDINGS:
             raise wrong(f"'purpose' is {shown(purpose)}: give {' or '.join(map(repr, ENDINGS))}", "purpose")
-        if (came := form.files.get(FILE)) is None:
+        if (came := next(iter(form.files.get(FILE, ())), None)) is None:
             raise wrong("the form has no file: send one in the field 'file'", "file")
         ending, known = Path(came.name).suffix.lower(), ENDINGS[purpose]
         if purpose == TRAINS and not ending:
@@ -200,16 +210,19 @@ class Uploads:
 
     def _most(self, owner: str) -> int:
         """Returns the bytes that an owner's next file may have."""
-        left = self._rights.limit(owner, "bytes") - self._records.bytes_of(owner)
-        return max(0, min(left, self._rights.limit(owner, "file_bytes")))
+        return min(self._left(owner), self._rights.limit(owner, "file_bytes"))
+
+    def _left(self, owner: str) -> int:
+        return max(0, self._rights.limit(owner, "bytes") - self._records.bytes_of(owner))
 
 
 class _Reading:
     """Takes the parts of a form from its parser."""
 
-    def __init__(self, folder: Path, most: int, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, most: int, room: int, names: Mapping[str, int]) -> None:
+        """`most`: bytes of a file. `room`: of all files. `names`: how many files each field may have."""
         self.form, self.is_whole = Form(), False
-        self._folder, self._most, self._names = folder, most, names
+        self._folder, self._most, self._room, self._names = folder, most, room, names
         self._header, self._value = b"", b""  # of the part that comes
         self._name, self._text = "", bytearray()
         self._to: Incoming | None = None
@@ -250,14 +263,16 @@ class _Reading:
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if b"filename" not in options:
             return
-        if self._name in self.form.files or self._name not in self._names:
-            own = " and ".join(map(repr, self._names))
-            raise wrong(f"the form has a file beside the one of the field {own}: send one alone", self._name[:LONGEST_NAME])
+        files = self.form.files.get(self._name, [])
+        if len(files) >= (most := self._names.get(self._name, 0)):
+            many = f"the field {shown(self._name)} has more files than {most}: send fewer"
+            raise wrong(many, self._name[:LONGEST_NAME])
         name = options[b"filename"].decode("utf-8", "replace")[:LONGEST_NAME]
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{secrets.token_hex(12)}.coming"
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        self._to = self.form.files[self._name] = Incoming(path, name, self._most, opened)
+        self._to = Incoming(path, name, min(self._most, self._room - self.form.bytes), opened)
+        self.form.files[self._name] = [*files, self._to]
 
     def _part_end(self) -> None:
         if self._to is None:

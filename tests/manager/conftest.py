@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.manager.serving import fake_base, faked, managing
+from tests.manager.serving import NOWHERE, fake_base, faked, managing
 
 
 @pytest.fixture(scope="module")
@@ -12,5 +12,5 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def managed(base, tmp_path_factory):
-    with faked(), managing(tmp_path_factory.mktemp("manager"), [base]) as managed:
+    with faked(), managing(tmp_path_factory.mktemp("manager"), [base], servers=[NOWHERE]) as managed:
         yield managed

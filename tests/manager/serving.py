@@ -15,6 +15,8 @@ from typing import Any
 import openai
 import pytest
 
+from hplm.plot.index import IndexMeta
+from hplm.plot.meta import TableMeta
 from hplm.registry.store import Away
 from hplm.server.ports import listen
 from hplm_openai.__main__ import server_of
@@ -64,11 +66,13 @@ class Managed:
 
 
 @contextmanager
-def managing(folder: Path, bases: list[Base] = [], grpc_url: str = NOWHERE, **options: Any) -> Iterator[Managed]:  # noqa: B006
+def managing(
+    folder: Path, bases: Sequence[Base] = (), grpc_url: str = NOWHERE, servers: Sequence[str] = (), **options: Any
+) -> Iterator[Managed]:
     site = Site.open(folder, bases, **options)
     listening = listen("127.0.0.1", 0, "--port")
     gateway = Gateway(lambda: Backbones(grpc_url, [], PATIENCE), RequestLimits())
-    server = server_of(application(site, gateway, Console(site, gateway).routes()))
+    server = server_of(application(site, gateway, Console(site, gateway, servers).routes()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -96,7 +100,9 @@ def fake_base(store: Path, domains: Sequence[str] = ("root", "law")) -> Base:
     """A backbone `toy` without tenants. Commands are those of `fake_hplm.py`: `faked`."""
     for domain in domains:
         (store / "plot" / domain / "1").mkdir(parents=True, exist_ok=True)
-        (store / "plot" / domain / "1" / "meta.json").touch()
+        sizes = {"n": 3, "causal": False, "vocabulary": 9, "hidden": 4, "dtype": "fp16", "corpus_tokens": 9, "keys": 8}
+        parent = {"parent": None, "parent_version": None, "least_cosine": 1.0, "index": IndexMeta(8, 1, 2, {})}
+        TableMeta(domain=domain, version=1, **sizes, **parent).save(store / "plot" / domain / "1" / "meta.json")
     branches = [SimpleNamespace(id=(domain, 1)) for domain in domains]
     served: Any = SimpleNamespace(current=lambda: SimpleNamespace(branches=branches, tenants=()), registry=Registry())
     return Base("toy", store, store / "repository", store / "state", served)

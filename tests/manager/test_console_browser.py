@@ -12,8 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from manager.console import ROOT
 from manager.models import Base
+from manager.pages import ROOT
 from tests.manager.serving import managing
 from tests.manager.test_served import LABELS, lines
 from tests.support.wait import PATIENCE

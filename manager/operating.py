@@ -1,0 +1,93 @@
+"""The operators' pages of the console: replicas and the queue, owners and their limits, domains, and who did what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from hplm.plot.meta import TableMeta
+from hplm_openai.errors import Refused
+from hplm_openai.fields import shown
+from manager import operators
+from manager.models import Base
+from manager.pages import ROOT, Fields, Pages, fields_of, number, to
+from manager.rights import OPERATOR, Caller
+from manager.watching import Watching
+
+
+class Operating:
+    def __init__(self, pages: Pages, servers: Sequence[str]) -> None:
+        """`servers`: HOST:PORT of their metrics."""
+        self._pages, self._site, self._watching = pages, pages.site, Watching(servers)
+
+    def routes(self) -> list[BaseRoute]:
+        shown = {"/operate": self._operate, "/owners": self._owners, "/owners/{name}": self._owner, "/domains": self._domains}
+        done = {"/owners": self._add_owner, "/owners/{name}": self._limit}
+        return [
+            *(self._pages.get(path, show, OPERATOR) for path, show in {**shown, "/log": self._log}.items()),
+            *(self._pages.post(path, do, OPERATOR) for path, do in done.items()),
+        ]
+
+    async def _operate(self, request: Request, caller: Caller) -> Response:
+        def read() -> dict[str, Any]:
+            jobs = [self._site.jobs.told(job) for job in self._site.records.unended()]
+            return {"replicas": self._watching.replicas(), "jobs": jobs, "bases": [_counted(one) for one in self._bases]}
+
+        return self._pages.page("operate", caller, **await run_in_threadpool(read))
+
+    async def _owners(self, request: Request, caller: Caller, made: Any = None) -> Response:
+        owners = (await self._pages.do(caller, operators.owners))["data"]
+        return self._pages.page("owners", caller, owners=owners, made=made)
+
+    async def _add_owner(self, request: Request, caller: Caller) -> Response:
+        made = await self._pages.do(caller, operators.add_owner, name=(await fields_of(request)).get("name", "").strip())
+        return await self._owners(request, caller, made)
+
+    async def _owner(self, request: Request, caller: Caller) -> Response:
+        name = request.path_params["name"]
+        for owner in (await self._pages.do(caller, operators.owners))["data"]:
+            if owner["id"] == name:
+                return self._pages.page("owner", caller, owner=owner)
+        raise Refused(404, f"there is no owner {shown(name)}")
+
+    async def _limit(self, request: Request, caller: Caller) -> Response:
+        fields: Fields = await fields_of(request)
+        limits = {name: value for name in fields if (value := number(fields, name)) is not None}
+        await self._pages.do(caller, operators.set_limits, request.path_params, limits=limits)
+        return to(f"{ROOT}/owners")
+
+    async def _domains(self, request: Request, caller: Caller) -> Response:
+        def read() -> list[dict[str, Any]]:
+            return [row for base in self._bases for row in _tables(base)]
+
+        return self._pages.page("domains", caller, tables=await run_in_threadpool(read))
+
+    async def _log(self, request: Request, caller: Caller) -> Response:
+        deeds = await self._pages.do(caller, operators.log, after=request.query_params.get("after"))
+        return self._pages.page("log", caller, deeds=deeds)
+
+    @property
+    def _bases(self) -> list[Base]:
+        return [*self._site.models.bases.values()]
+
+
+def _counted(base: Base) -> dict[str, Any]:
+    snapshot = base.manager.current()
+    return {"name": base.name, "tenants": len(snapshot.tenants), "tables": len(snapshot.branches)}
+
+
+def _tables(base: Base) -> list[dict[str, Any]]:
+    """Returns the tables of a store with their sizes, and who uses them."""
+    snapshot = base.manager.current()
+    served, used = {branch.id for branch in snapshot.branches}, [tenant.branch_id for tenant in snapshot.tenants]
+    metas = [TableMeta.load(path) for path in sorted(base.store.glob("plot/*/*/meta.json")) if path.parent.name.isdecimal()]
+    return [
+        {"domain": f"{base.name}/{one.domain}", "version": one.version, "ngrams": one.keys, "megabytes": one.megabytes,
+         "served": (own := (one.domain, one.version)) in served, "tenants": used.count(own)}
+        for one in metas
+    ]  # fmt: skip
