@@ -7,31 +7,19 @@ import sys
 import openai
 import pytest
 
+from tests.manager.forms import FORM, form
 from tests.manager.serving import managing
 from tests.support.message import mentions
 from tests.support.wait import eventually
 
 LINE = b'{"text": "a", "label": "x"}\n'
-BOUNDARY = "boundary"
 FINE = [("purpose", None, b"fine-tune")]
-FORM = {"content_type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 @pytest.fixture(scope="module")
 def managed(tmp_path_factory):
     with managing(tmp_path_factory.mktemp("manager")) as managed:
         yield managed
-
-
-def form(*parts):
-    """A form of (name, file's name or None, content)."""
-    lines = []
-    for name, file, content in parts:
-        named = f'; filename="{file}"' if file is not None else ""
-        lines.append(
-            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode() + content + b"\r\n"
-        )
-    return b"".join(lines) + f"--{BOUNDARY}--\r\n".encode()
 
 
 def on_disk(managed):
