@@ -17,18 +17,14 @@ from typing import Annotated
 import numpy as np
 
 from bench.rows import ONLY_QUICK, ModelSize, NotNegative, Positive, Row, Rows, Size, benchmark, rows_of, say
-from bench.server import random_export, requests_of, texts_of
+from bench.server import random_export, requests_of, settings_of, texts_of
+from bench.simulated import simulate
 from builder.publish.model_configs import ServingOptions
 from hplm.engine.packing import read_packing
-from hplm.engine.service import ANSWERING_NS
 from hplm.scheduling.admission import REFUSED
-from hplm.scheduling.limits import Limits
 from hplm.scheduling.policy import DEFAULT, policy
-from hplm.scheduling.scheduler import Scheduler
-from hplm.scheduling.selection import Capacity
 from hplm.server import TritonServer
 from hplm.simulate.arrivals import Arrivals, Lengths, Stream
-from hplm.simulate.encoders import SimulatedEngine, one_stage, simulate_one
 from loadtest.generator import Load, measured
 from loadtest.load import Report, send
 from testing.random_store import SIZES
@@ -42,7 +38,6 @@ SEED = 0  # of arrivals and deadlines
 DEADLINES = 2.0, 12.0  # in batch times, drawn uniformly between these
 OVERLOAD = 3.0  # times the capacity
 BASE = ("fcfs", "packed")
-WARM = 20  # batches from which the simulated server learns before it starts, like the real one
 
 
 @benchmark(size="toy", tokens=16, seconds=0.6)
@@ -112,28 +107,28 @@ class Drawn:
 
 
 @contextmanager
-def _served(size: Size, drawn: Drawn, options: dict) -> Iterator[tuple[TritonServer, str, Path]]:
-    """Gives a server, the name of its model, and its journal."""
+def _served(size: Size, drawn: Drawn, options: dict) -> Iterator[tuple[TritonServer, Path, Path]]:
+    """Gives a server, the folder of its model, and its journal."""
     with TemporaryDirectory(prefix="hplm-bench-") as folder:
         journal = Path(folder) / "journal.jsonl"
         mean = round(float(drawn.lengths.mean()))
         serving = ServingOptions(slots=max(2, 2 * TENANTS), batch_tokens=drawn.batch * mean, journal=str(journal), **options)
         with random_export(SIZES[size], TENANTS, serving) as exported, TritonServer(exported.parent) as server:
-            yield server, exported.name, journal
+            yield server, exported, journal
 
 
 def _one(size: Size, scheduling: str, packing: str, drawn: Drawn) -> Rows:
-    with _served(size, drawn, {"policy": scheduling, "packing": packing}) as (server, model, journal):
-        before = drawn.capacity(server, model)
+    with _served(size, drawn, {"policy": scheduling, "packing": packing}) as (server, exported, journal):
+        before = drawn.capacity(server, exported.name)
         offered = drawn.offered(before)
-        report = drawn.report(server, model, offered)
-        after = drawn.capacity(server, model)
-        entries = _entries(journal)
+        report = drawn.report(server, exported.name, offered)
+        after = drawn.capacity(server, exported.name)
+        entries, settings = _entries(journal), settings_of(exported)
     on_time_by_server = sum(entry.get("outcome") == "on_time" for entry in entries)
     rows = list(figures(report, offered, (before + after) / 2, drawn.batch, on_time_by_server))
     yield from rows
     yield Row("capacity_drift", after / before)
-    simulated = simulate(offered, entries, drawn, scheduling)
+    simulated = simulate(offered, report, entries, settings)
     (share,) = (row.value for row in rows if row.name == "on_time_of_offered")
     yield Row("simulated_on_time_of_offered", simulated)
     yield Row("simulator_off_by", abs(simulated - float(share or 0.0)), most=0.03)
@@ -165,29 +160,6 @@ def figures(report: Report, offered: Arrivals, capacity: float, batch: int, by_s
         yield Row(f"refusal_p{percent}_ms", value, "ms", most=most if refused.any() else None)
 
 
-def simulate(offered: Arrivals, entries: Sequence[dict], drawn: Drawn, scheduling: str) -> float:
-    """Returns the share of the offered requests that the simulated server answers in time. `entries`: of its journal."""
-    batches = []
-    for own in (entry for entry in entries if entry.get("stages")):
-        took = {stage: end - start for stage, (start, end) in own["stages"].items()}
-        batches.append((own["tokens"], sum(took.values()) - took["compute"], took["compute"]))
-    tokens, staging, seconds = np.array(batches).T
-    slope, base = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, float(seconds.mean()))
-    count, mean = len(offered), round(float(drawn.lengths.mean()))
-    room, full = drawn.batch * mean, seconds[tokens == tokens.max()]
-    machine = SimulatedEngine(
-        one_stage(lambda lengths, places: 1e9 * (base + slope * float(lengths.sum()))),
-        Capacity(room, room, room),
-        staging_ns=round(1e9 * float(np.median(staging))),
-        answering_ns=ANSWERING_NS,
-        noise=float(full.std() / full.mean()),
-    )
-    scheduler = Scheduler(policy(scheduling), Limits(count, count * 10**6), admission=True, answering_ns=ANSWERING_NS)
-    for own, took in zip(tokens[:WARM].tolist(), seconds[:WARM].tolist(), strict=True):
-        scheduler.cost.observe(round(own), round(own / mean), 0, round(1e9 * took))
-    return float(simulate_one(scheduler, machine, offered, SEED).on_time.mean())
-
-
 def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Rows:
     """Measures each pair of a policy and a packing between two measurements of the base, because machines drift."""
     offered: Arrivals | None = None
@@ -195,10 +167,10 @@ def _compared(size: Size, pairs: Sequence[tuple[str, str]], drawn: Drawn) -> Row
     for scheduling, packing in chain([BASE], *([pair, BASE] for pair in pairs)):
         say(f"{scheduling} with {packing}")
         options = {"policy": scheduling, "packing": packing, "admission": False, "batch_ms": "0"}
-        with _served(size, drawn, options) as (server, model, journal):
-            capacity = drawn.capacity(server, model)
+        with _served(size, drawn, options) as (server, exported, journal):
+            capacity = drawn.capacity(server, exported.name)
             offered = offered or drawn.offered(capacity)  # the same for all
-            report = drawn.report(server, model, offered)
+            report = drawn.report(server, exported.name, offered)
             measured.append(compared_figures(report, _entries(journal), offered))
     bases = measured[::2]
     yield from rows_of(bases[0], at=f"{' with '.join(BASE)}/")

@@ -109,6 +109,7 @@ class Instruments:
                 texts=len(staged.texts),
                 tokens=tokens,
                 brought=staged.brought,
+                computing=sum(staged.computing_ns) / 1e9,
                 stages={stage: [start / 1e9, end / 1e9] for stage, (start, end) in staged.stages.items()},
             )
 

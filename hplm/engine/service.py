@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hplm.engine.backbone import own_threads
 from hplm.engine.encoder import Encoder
-from hplm.engine.request import EncoderRequest, Text
+from hplm.engine.request import EncoderRequest
 from hplm.engine.served import Served
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Draining, QueueFull
@@ -34,6 +35,18 @@ from hplm.threads import Threads
 
 ANSWERING_NS = 2_000_000  # from the end of computing to the client, through the server
 TICKET_SECONDS = 30  # how long a form is valid: it must not outlive a revoked key for long
+
+
+def scheduler_of(settings: EncoderSettings) -> Scheduler[Any]:
+    """Returns the scheduler of an engine with these settings."""
+    limits = Limits(settings.queue_texts, settings.queue_bytes)
+    return Scheduler(policy(settings.policy), limits, settings.admission, settings.commit_ns, settings.batch_ns, ANSWERING_NS)
+
+
+def capacity_of(settings: EncoderSettings) -> Capacity:
+    """Returns what its batches may hold. All batches in flight pin their slots."""
+    in_flight = settings.in_flight
+    return Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
 
 
 class EncoderService:
@@ -57,12 +70,7 @@ class EncoderService:
         if settings.stages and not settings.on_accelerator:
             self.threads = 1  # each stage has one core
         compute_with(self.threads)
-        limits = Limits(settings.queue_texts, settings.queue_bytes)
-        times = settings.commit_ns, settings.batch_ns, ANSWERING_NS
-        scheduler: Scheduler[Text] = Scheduler(policy(settings.policy), limits, settings.admission, *times)
-        # All batches in flight pin their slots.
-        in_flight = settings.in_flight
-        capacity = Capacity(settings.batch_tokens, settings.batch_tokens, settings.slots // in_flight, in_flight)
+        scheduler, capacity = scheduler_of(settings), capacity_of(settings)
         self.served = Served(folder, settings, state)
         self.meter = self.served.instruments.meter
         self.meter.look = self._look
@@ -71,7 +79,7 @@ class EncoderService:
         self._outbox = outbox
         self._opening: list[float] = []  # when it began to submit a request whose generation was not open
         self._wake: Callable[[], None] = lambda: None
-        batches = InFlight(in_flight, capacity.texts, shown)
+        batches = InFlight(capacity.in_flight, capacity.texts, shown)
         self.encoder = Encoder(scheduler, capacity, self.served, outbox or nullcontext(), device_failed, batches, now_ns)
 
     def driven(self, channel: Channel | None = None, take_in: Callable[[object], None] = lambda message: None) -> Driver:

@@ -42,7 +42,7 @@ class SimulatedEngine:
     capacity: Capacity
     staging_ns: int = 0
     answering_ns: int = 0  # from the end of computing until the client has the answer
-    noise: float = 0.0  # relative standard deviation of the time of a batch
+    turn_ns: int = 0  # from the end of a batch until the next one may start
     stages: int = 1
 
 
@@ -121,17 +121,10 @@ class Server:
     `choose`.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler[SimulatedText],
-        machine: SimulatedEngine,
-        outcome: Outcome,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler[SimulatedText], machine: SimulatedEngine, outcome: Outcome) -> None:
         """`outcome`: of all arrivals. Several servers may share it, each with some of the arrivals."""
         self._scheduler = scheduler
         self._machine = machine
-        self._rng = np.random.default_rng(seed)
         self.outcome = replace(outcome, batches=[])  # its columns are shared
         self._now = 0
         self._computing: deque[tuple[StagedBatch, int]] = deque()  # batches, and when they end
@@ -192,16 +185,14 @@ class Server:
         self._encoder.begin(staged)
         self.outcome.started_ns[[text.number for text in batch.texts]] = self._now
         took = self._machine.stages_ns(batch.texts, batch.places)
-        if self._machine.noise:
-            slower = max(0.2, self._rng.normal(1, self._machine.noise))
-            took = [own * slower for own in took]
         self.outcome.batches.append(batch.tokens)
         self.outcome.busy_ns += int(sum(took) / len(took))
         at = self._now
         for stage, own in enumerate(max(1, int(own)) for own in took):
             at = max(at, self._clock[stage])
             own += self._shared_ns(stage, at, own)
-            at = self._clock[stage] = at + own
+            at += own
+            self._clock[stage] = at + self._machine.turn_ns
             staged.computing_ns.append(own)
         self._computing.append((staged, at))
 
@@ -264,8 +255,8 @@ def run(servers: Sequence[Server], arrivals: Arrivals, goes_to: Callable[[Simula
             events[i] = servers[i].next(now)
 
 
-def simulate_one(scheduler: Scheduler[SimulatedText], machine: SimulatedEngine, arrivals: Arrivals, seed: int = 0) -> Outcome:
+def simulate_one(scheduler: Scheduler[SimulatedText], machine: SimulatedEngine, arrivals: Arrivals) -> Outcome:
     """Returns what becomes of texts that all go to one server."""
-    server = Server(scheduler, machine, Outcome.of(arrivals), seed)
+    server = Server(scheduler, machine, Outcome.of(arrivals))
     run([server], arrivals, lambda text: 0)
     return server.outcome

@@ -12,8 +12,11 @@ import pytest
 from bench import infinity, overload, sizing
 from bench.rows import Row, rows_of, rows_of_rounds
 from bench.run import apart, nested, table_of
+from bench.simulated import simulate
+from hplm.engine.settings import EncoderSettings
 from hplm.simulate.arrivals import Arrivals
 from loadtest.load import Report
+from tests.engine.asker import PARAMETERS
 
 
 def report(numbers: list[int], statuses: list[int], latencies: list[float], **more: object) -> Report:
@@ -59,6 +62,38 @@ def test_refused_late_and_timely_answers_are_counted_separately() -> None:
     assert found["on_time_of_admitted"] == 0.25  # of four: the one without an answer counts against the server
     assert (found["goodput_of_capacity"], found["on_time_of_offered"], found["refusal_p99_ms"]) == (0.5, 0.2, 5.0)
     assert (found["on_time"], found["on_time_by_server"], found["server_counts_more"]) == (1, 3, 2.0)
+
+
+def batch_entry(number: int, ready: float, start: float, end: float, computing: float = 0.1) -> dict[str, Any]:
+    stages = {"prepare": [ready - 0.02, ready - 0.01], "swap": [ready - 0.01] * 2, "retrieve": [ready - 0.01, ready]}
+    counts = {"batch": number, "texts": 1, "tokens": 128, "brought": 0, "computing": computing}
+    return {**counts, "stages": {**stages, "compute": [start, end]}}
+
+
+def request_entry(arrived: float, batch: int, computed: float, answered: float) -> dict[str, Any]:
+    times = {"arrived": arrived, "taken": arrived + 0.01, "computed": computed, "answered": answered, "deadline": 99.0}
+    return {"request": "", "batch": batch, **times}
+
+
+# On their way are 10 ms to the engine, 20 of staging, 100 of computing, 10 until the answer and 50 outside of the server.
+@pytest.mark.parametrize(("allowed", "in_time"), [([0.1895], 0), ([0.1905], 1), ([0.3095, 0.3095], 0.5), ([0.3105, 0.3105], 1)])
+def test_the_simulated_server_is_charged_with_each_time_of_the_measured_one(allowed: list[float], in_time: float) -> None:
+    entries = [
+        {"request": "", "deadline": 0, "batch": 1},  # of the closed loop, whose batches are faster
+        batch_entry(1, 1.0, 1.0, 1.01, 0.01),
+        batch_entry(2, 10.0, 10.0, 10.1),
+        batch_entry(3, 10.05, 10.13, 10.23),  # ready before the second one ends: 30 ms go by between them
+        batch_entry(4, 10.28, 10.31, 10.41),  # ready after the third one has ended
+        batch_entry(5, 10.3, 10.37, 10.53),  # begins before the fourth one ends
+        request_entry(9.9, 2, 10.1, 10.11),
+        request_entry(9.9, 5, 10.53, 10.54),
+        request_entry(9.9, 0, 0, 9.93),  # refused
+        {"request": "", "deadline": 0, "batch": 6},
+        batch_entry(6, 20.0, 20.0, 20.01, 0.01),
+    ]
+    seen = report([0, 1, 2], [200, 200, 503], [0.26, 0.69, 0.08])
+    settings = EncoderSettings.read({**PARAMETERS, "policy": "fcfs", "admission": "false", "batch_tokens": "128"})
+    assert simulate(offered([0.0] * len(allowed), allowed, 128), seen, entries, settings) == in_time
 
 
 def test_rows_nest_by_slashes_share_a_line_by_their_number_and_miss_targets() -> None:

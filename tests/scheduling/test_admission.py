@@ -96,9 +96,8 @@ def test_at_three_times_the_capacity_admitted_texts_are_in_time_and_the_engine_i
         tenant=np.arange(count) % tenants,
         priority=np.zeros(count, dtype=np.int64),
     )
-    machine = SimulatedEngine(
-        one_stage(lambda lengths, places: 50e6 + 50e6 * len(lengths)), Capacity(1024, 1024, 1024), noise=0.05
-    )
+    stages = one_stage(lambda lengths, places: (50e6 + 50e6 * len(lengths)) * rng.normal(1, 0.05))
+    machine = SimulatedEngine(stages, Capacity(1024, 1024, 1024))
     scheduler = Scheduler(policy("timely"), Limits(count, 10**9), admission=True)
     for _ in range(20):
         scheduler.cost.observe(1024, 8, 0, batch)

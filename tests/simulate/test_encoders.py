@@ -97,7 +97,7 @@ def test_no_text_misses_its_deadline_by_a_batch_that_became_longer():
 
 def test_requests_that_are_refused_or_expire_are_a_crowd_too():
     """With deadlines of about a batch, no more than a batch ever waits."""
-    load, rungs = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1), []
+    load, rungs, rng = Stream(3 * TEXTS_A_SECOND, 3.0, allowed_ms=(6.0, 9.0)).draw(1), [], np.random.default_rng(0)
 
     class Asking(Scheduler):
         """Asks for the rung of each text, as the server does. The rungs change nothing here."""
@@ -107,7 +107,8 @@ def test_requests_that_are_refused_or_expire_are_a_crowd_too():
             return super().offer(texts, now_ns)
 
     scheduler = Asking(policy("timely"), Limits(10**6, 10**9), True, 0)
-    simulate_one(scheduler, SimulatedEngine(one_stage(batch_ns), CAPACITY, noise=0.05), load)
+    noisy = one_stage(lambda lengths, places: batch_ns(lengths, places) * rng.normal(1, 0.05))
+    simulate_one(scheduler, SimulatedEngine(noisy, CAPACITY), load)
     assert min(rungs[len(load) // 2 :]) >= 2
 
 
@@ -117,6 +118,15 @@ def test_a_text_is_staged_computed_and_on_its_way_to_the_client_one_after_the_ot
     outcome = simulate_one(Scheduler(policy("timely"), Limits(10**6, 10**9)), machine, load)
     assert (outcome.started_ns - load.at_ns).tolist() == [2_000_000]
     assert (outcome.answered_ns - load.at_ns).tolist() == [7_000_000] and not outcome.on_time.any()
+
+
+def test_the_engine_takes_its_time_from_one_batch_to_the_next():
+    zeros = np.zeros(3, np.int64)
+    machine = SimulatedEngine(one_stage(lambda lengths, places: 4e6), CAPACITY, turn_ns=1_000_000)
+    load = Arrivals(zeros, zeros + CAPACITY.tokens, zeros, zeros, zeros)
+    outcome = simulate_one(Scheduler(policy("fcfs"), Limits(10**6, 10**9)), machine, load)
+    assert outcome.started_ns.tolist() == [0, 5_000_000, 10_000_000]
+    assert outcome.answered_ns.tolist() == [4_000_000, 9_000_000, 14_000_000]
 
 
 def test_a_batch_waits_for_each_stage_that_is_busy_and_the_scheduler_hears_of_it():
