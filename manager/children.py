@@ -1,4 +1,4 @@
-"""A command of hplm as a child process: it computes when nobody else does, and ends with the manager."""
+"""A command of hplm as a child process: it computes when nobody else does, or at a low priority, and ends with the manager."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Manner:
     memory: int = 0  # bytes of data that a child may have; 0: no limit
     device: str = "auto"  # that trains
     seconds: int = 0  # of processors that a child may take; 0: no limit
+    is_awaited: bool = False  # somebody waits for its end: it computes beside others, at a low priority
     who: str = ""  # as whom a child changes the registry; empty: as this process's user
 
     @property
@@ -39,7 +40,8 @@ class Manner:
         limits = [f"--data={self.memory}"] if self.memory else []
         limits += [f"--cpu={self.seconds}:{self.seconds + 30}"] if self.seconds else []  # SIGXCPU, then SIGKILL
         limited = ["prlimit", *limits] if limits else []
-        return ["setpriv", "--pdeathsig", "SIGKILL", *cores, *limited, "nice", "-n", "19", "chrt", "--idle", "0"]
+        priority = ["nice", "-n", "10"] if self.is_awaited else ["nice", "-n", "19", "chrt", "--idle", "0"]
+        return ["setpriv", "--pdeathsig", "SIGKILL", *cores, *limited, *priority]
 
 
 USUAL = Manner()
@@ -65,6 +67,7 @@ class Child:
                 cwd="/",  # Python imports from its working directory first
                 env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True,
             )  # fmt: skip
+        self.pid = self._process.pid  # also of its group
 
     def look(self) -> bool:
         """Returns whether it has ended."""

@@ -54,6 +54,13 @@ class Base:
         """Returns a tenant's versions in the store, oldest first."""
         return sorted(int(path.name) for path in (self.store / "tenants" / tenant).glob("*") if path.name.isdecimal())
 
+    def created(self, *place: object) -> int:
+        """Returns when what lies at a place of the store was made; 0: it is not there."""
+        try:
+            return int(self.store.joinpath(*map(str, place)).stat().st_mtime)
+        except OSError:
+            return 0
+
     def report(self, tenant: str, version: int) -> dict[str, Any]:
         """Returns the report of a version's training; empty if it has none."""
         try:
@@ -96,7 +103,8 @@ class Served:
 
 class Models:
     def __init__(self, records: Records, rights: Rights, bases: dict[str, Base], folder: Path, manner: Manner) -> None:
-        self._records, self._rights, self._folder, self._manner = records, rights, folder, manner
+        self._records, self._rights, self._folder = records, rights, folder
+        self._manner = replace(manner, is_awaited=True)
         self.bases = bases
         self._own = digest_of(rights.secret)
 
@@ -116,7 +124,7 @@ class Models:
     def listed(self, owner: str) -> list[dict[str, Any]]:
         """Returns all models that an owner can name: bases to learn on, then its own."""
         bases = [
-            _model(base.name if domain == "root" else f"{base.name}/{domain}", "hplm")
+            _model(base.name if domain == "root" else f"{base.name}/{domain}", "hplm", base.created("plot", domain))
             for base in self.bases.values()
             for domain, is_served in base.domains().items()
             if is_served
@@ -267,7 +275,8 @@ class Models:
             "backbone": served.base.name, "domain": tenant.domain, "task": tenant.task, "version": served.stored,
             "candidate_of": served.candidate_of, "limits": quotas, "dev": score_of(served.report(served.stored)) or None,
         }  # fmt: skip
-        return {**_model(tenant.id, owner_of(tenant.id)), "labels": list(tenant.labels), "hplm": own}
+        created = served.base.created("tenants", served.candidate_of or tenant.id, served.stored)
+        return {**_model(tenant.id, owner_of(tenant.id), created), "labels": list(tenant.labels), "hplm": own}
 
 
 def owner_of(tenant: str) -> str:
@@ -285,5 +294,5 @@ def _id(model: dict[str, Any]) -> str:
     return model["id"]
 
 
-def _model(name: str, owner: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": owner}
+def _model(name: str, owner: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}

@@ -26,7 +26,7 @@ from hplm.server import process_group
 from hplm.threads import repeat
 from hplm_openai.errors import Refused
 from manager.children import PROGRESS, Child, Manner
-from manager.jobs import Jobs
+from manager.jobs import DATA_FILES, Jobs
 from manager.models import Models
 from manager.records import DAY, Job, Records
 from manager.rights import Rights
@@ -235,7 +235,8 @@ class Running:
     def _run(self, job: Job, words: list[object]) -> Child:
         """Runs a step's command to its end. Ends it if the job is cancelled, or the manager ends."""
         folder = self._jobs.folder(job)
-        manner = replace(self._manner, seconds=self._seconds_left(job), who=job.wishes["who"])
+        more = {"seconds": self._seconds_left(job), "is_awaited": job.step != "build", "who": job.wishes["who"]}
+        manner = replace(self._manner, **more)
         child, asked_at, told = Child(words, folder, manner), 0.0, 0
         try:
             while not child.look():
@@ -267,7 +268,13 @@ class Running:
         return 1 + max(60 * (job.step == "publish"), round(most - self._records.seconds_since(job.owner, time.time() - DAY)))
 
     def _died(self, job: Job, code: int) -> None:
-        """Raises after a death of a step by a signal: it is tried again, a few times without a further exam."""
+        """Raises after a death of a step by a signal: it is tried again, a few times without a further exam.
+
+        The reader of Parquet may abort at a damaged file.
+        """
+        files = self._jobs.file(job), self._jobs.file(job, is_dev=True)
+        if code == -signal.SIGABRT and any(file is not None and file.suffix == ".parquet" for file in files):
+            raise Failed("a Parquet file is damaged: write it again, or as JSON lines", "invalid_training_file", DATA_FILES[0])
         exams = sum(event.mark.startswith("exam ") for event in self._records.events(job.id))
         tries = 1 if exams > job.exams else self._current(job).tries + 1
         self._change(job, tries=tries, exams=exams)

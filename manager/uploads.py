@@ -109,13 +109,12 @@ class Uploads:
             raise Refused(415, "the body is no form: send 'multipart/form-data' with the fields 'file' and 'purpose'")
         if "content-encoding" in request.headers:
             raise Refused(415, "the body is compressed: send it without Content-Encoding")
-        most = self._most(owner)
-        room = min(self._left(owner), most * sum(names.values()))
+        room = self._left(owner)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > room + MARGIN:
             raise Refused(413, f"the body has {int(length):,} bytes, and its files may have {room:,}: send less", param="file")
         check_room(self._folder, SPARE_BYTES + min(room, int(length or 0)), "the file", "free some space")
-        reading = _Reading(self._folder / owner, most, room, names)
+        reading = _Reading(self._folder / owner, room, names)
         try:
             parser = MultipartParser(boundary, reading.callbacks())
             async for piece in _pieces(request):
@@ -159,6 +158,8 @@ class Uploads:
             raise wrong(f"the file's name {shown(came.name)} ends in none of {', '.join(known)}: {way}", "file")
         if not came.bytes:
             raise wrong(f"the file {shown(came.name)} is empty", "file")
+        if purpose == TRAINS and came.bytes > (most := self._rights.limit(owner, "file_bytes")):
+            raise Refused(413, f"the file has {came.bytes:,} bytes, and data may have {most:,}: send less", param="file")
         if came.begins.startswith(PACKED):
             raise wrong(f"the file {shown(came.name)} is compressed: send it unpacked", "file")
         file = File(f"file-{secrets.token_hex(12)}", owner, came.name, purpose, ending, came.bytes, came.finish(), now, expires)
@@ -166,7 +167,7 @@ class Uploads:
         sync(came.path.parent)  # makes the name last
         came.path = self.path(file)  # to drop, if it gets no row
         with self._records.together():
-            if came.bytes > self._most(owner):
+            if came.bytes > self._left(owner):
                 raise Refused(413, f"your files would have more than {self._rights.limit(owner, 'bytes'):,} bytes: delete some")
             self._records.add(file)
             self._records.note(who, owner, "file add", file=file.id, bytes=file.bytes)
@@ -208,21 +209,18 @@ class Uploads:
             if path not in known:
                 path.unlink()
 
-    def _most(self, owner: str) -> int:
-        """Returns the bytes that an owner's next file may have."""
-        return min(self._left(owner), self._rights.limit(owner, "file_bytes"))
-
     def _left(self, owner: str) -> int:
+        """Returns how many bytes an owner may still store."""
         return max(0, self._rights.limit(owner, "bytes") - self._records.bytes_of(owner))
 
 
 class _Reading:
     """Takes the parts of a form from its parser."""
 
-    def __init__(self, folder: Path, most: int, room: int, names: Mapping[str, int]) -> None:
-        """`most`: bytes of a file. `room`: of all files. `names`: how many files each field may have."""
+    def __init__(self, folder: Path, room: int, names: Mapping[str, int]) -> None:
+        """`room`: bytes of all files. `names`: how many files each field may have."""
         self.form, self.is_whole = Form(), False
-        self._folder, self._most, self._room, self._names = folder, most, room, names
+        self._folder, self._room, self._names = folder, room, names
         self._header, self._value = b"", b""  # of the part that comes
         self._name, self._text = "", bytearray()
         self._to: Incoming | None = None
@@ -271,7 +269,7 @@ class _Reading:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{secrets.token_hex(12)}.coming"
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        self._to = Incoming(path, name, min(self._most, self._room - self.form.bytes), opened)
+        self._to = Incoming(path, name, self._room - self.form.bytes, opened)
         self.form.files[self._name] = [*files, self._to]
 
     def _part_end(self) -> None:

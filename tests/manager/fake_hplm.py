@@ -2,8 +2,8 @@
 but for its plan, which looks for weights.
 
 `compute` computes for ever. `slow` goes on until somebody creates a file `go` in the store. `die` kills itself once, and
-`die always` each time. `wrong` has faults, and `refuse` cannot be built. `same` makes no second version. A whole version lies
-in the store under its name.
+`die always` each time. The reader of `abort` aborts. `wrong` has faults, and `refuse` cannot be built. `same` makes no second
+version. A whole version lies in the store under its name.
 """
 
 import json
@@ -21,6 +21,8 @@ def main() -> int:
     command, store = words[0], Path(given["--store"])
     with (store / "commands").open("a") as file:
         file.write(json.dumps(words) + "\n")
+    with (store / "idle").open("a") as file:
+        file.write(f"{command}: {os.sched_getscheduler(0) == os.SCHED_IDLE}\n")
     if command == "tenant":
         print(json.dumps({"generation": 1}))
         return 0
@@ -32,6 +34,8 @@ def main() -> int:
     if command == "import":
         os.execv(sys.executable, [sys.executable, "-m", "hplm.cli.main", *words])
     says = Path(given["--train"]).read_text("utf-8")
+    if "abort" in says:
+        os.abort()
     if command == "check":
         faults = [f"{given['--train']}:1: no label"] if "wrong" in says else []
         facts = {"texts": says.count("\n"), "label_counts": {"x": 1, "y": 1}}

@@ -94,6 +94,11 @@ def test_a_file_beyond_the_limit_is_refused_at_once_and_while_it_comes(managed):
     assert managed.ask("POST", "/v1/files", body, "small", **FORM)[0] == 413
     assert managed.ask("POST", "/v1/files", b"x" * 100_000, "small", **FORM)[0] == 413
     assert on_disk(managed) == before
+    weights = managed.ask(
+        "POST", "/v1/files", form(("purpose", None, b"user_data"), ("file", "model.safetensors", b"x" * 1200)), "small", **FORM
+    )
+    assert weights[0] == 200, "a checkpoint's file may be larger than one of data"
+    assert managed.ask("DELETE", f"/v1/files/{weights[1]['id']}", None, "small")[0] == 200
     for status in (200, 413):  # of the second one fewer bytes are left than it has
         assert (
             managed.ask(

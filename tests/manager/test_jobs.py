@@ -68,6 +68,20 @@ def test_a_job_is_checked_built_and_published_and_tells_of_it(managed, base):
     ]
 
 
+def test_a_build_computes_while_nobody_else_does_and_what_is_awaited_beside_others(managed, base):
+    client = managed.client("acme")
+    ended(client, created(client, suffix="idle"))
+    assert set((base.store / "idle").read_text().splitlines()) == {"check: False", "build: True", "tenant: False"}
+
+
+def test_a_parquet_file_at_which_its_reader_aborts_is_refused_at_once(managed, base):
+    client = managed.client("acme")
+    file = client.files.create(file=("train.parquet", b"abort"), purpose="fine-tune")
+    job = ended(client, client.fine_tuning.jobs.create(model="toy", training_file=file.id, suffix="odd"))
+    assert (job.status, job.error.code, job.error.param) == ("failed", "invalid_training_file", "training_file")
+    assert mentions(job.error.message, "Parquet", "damaged") and commands(base, "acme.odd") == DONE[:1]
+
+
 def test_the_same_job_again_makes_no_candidate_of_what_is_served(managed, base, monkeypatch):
     client = managed.client("acme")
     first = ended(client, created(client, "same\n", suffix="twice"))

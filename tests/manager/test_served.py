@@ -82,7 +82,9 @@ def test_an_owner_uploads_trains_asks_goes_on_rolls_back_and_deletes(managed, se
     more = client.files.create(file=("more.jsonl", lines(2)), purpose="fine-tune")
     again = ended(client, model=name, training_file=more.id, extra_body={"hplm": {"promote": "never"}}, **epochs)
     assert again.fine_tuned_model == f"{name}.v2" and set(classified(client, f"{name}.v2", text)) == {"fruit", "metal"}
-    ids = [model.id for model in client.models.list()]
+    listed = client.models.list().data
+    assert all(model.created > 0 for model in listed), "when it was made"
+    ids = [model.id for model in listed]
     assert ids == ["toy", "toy/bio", "toy/law", name, f"{name}.v2"]
     assert [model.id for model in other.models.list()] == ids[:3]
     assert client.models.retrieve(f"{name}.v2").hplm["candidate_of"] == name
