@@ -24,7 +24,7 @@ from hplm_openai.fields import shown
 from manager import owners
 from manager.app import refused
 from manager.coverage import MEANINGS
-from manager.jobs import DATA_FILES, MOST_IMPORTED, told_event
+from manager.jobs import DATA_FILES, told_event
 from manager.operating import Operating
 from manager.operators import limit_model, told_owner
 from manager.pages import ROOT, Fields, Pages, fields_of, number, to
@@ -33,6 +33,7 @@ from manager.rights import MANAGE, Caller
 from manager.site import ALLOWED, HEADERS, Site
 from manager.trying import ASKS, Trying
 from manager.uploads import DATA, FILE, TRAINS, Form
+from manager.wishes import MOST_IMPORTED
 
 MOST_JOBS, MOST_EVENTS, MOST_KEYS = "20", 100, "200"
 WIDTH, HEIGHT, EDGE = 600, 160, 8  # of a curve

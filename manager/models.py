@@ -50,6 +50,12 @@ class Base:
         place = state.absolute() if isinstance(state, Path) else state
         return cls(name, store.absolute(), repository.absolute(), place, manager)
 
+    @property
+    def places(self) -> list[object]:
+        """The options of a command that serves something of the store."""
+        own = ["--store", self.store, "--repository", self.repository]
+        return [*own, "--state", self.state, "--backbone", self.name]
+
     def versions(self, tenant: str) -> list[int]:
         """Returns a tenant's versions in the store, oldest first."""
         return sorted(int(path.name) for path in (self.store / "tenants" / tenant).glob("*") if path.name.isdecimal())
@@ -61,6 +67,11 @@ class Base:
         except OSError:
             return 0
 
+    def domain_versions(self, domain: str) -> list[int]:
+        """Returns a domain's versions in the store, oldest first."""
+        found = (path.parent.name for path in (self.store / "plot" / domain).glob("*/meta.json"))
+        return sorted(int(name) for name in found if name.isdecimal())
+
     def report(self, tenant: str, version: int) -> dict[str, Any]:
         """Returns the report of a version's training; empty if it has none."""
         try:
@@ -71,12 +82,8 @@ class Base:
     def domains(self) -> dict[str, bool]:
         """Returns the domains of the store, and whether the newest version of each is served."""
         served = {branch.id for branch in self.manager.current().branches}
-        newest = dict[str, int]()
-        for meta in self.store.glob("plot/*/*/meta.json"):
-            if meta.parent.name.isdecimal():
-                name = meta.parent.parent.name
-                newest[name] = max(newest.get(name, 0), int(meta.parent.name))
-        return {name: (name, version) in served for name, version in sorted(newest.items())}
+        names = sorted(folder.name for folder in self.store.glob("plot/*"))
+        return {name: (name, versions[-1]) in served for name in names if (versions := self.domain_versions(name))}
 
 
 @dataclass(frozen=True)
@@ -166,8 +173,7 @@ class Models:
         """Returns the command that serves a version with its owner's keys, which changes nothing the second time."""
         lines = [f"{key.digest} {key.expires or ''}" for key in self._wanted(owner_of(tenant))]
         (file := folder / "keys").write_text("".join(f"{line.strip()}\n" for line in lines), "utf-8")
-        words = ["tenant", "publish", tenant, "--version", version, "--as", served_as, "--keys", file, "--store", base.store]
-        return [*words, "--repository", base.repository, "--state", base.state, "--backbone", base.name]
+        return ["tenant", "publish", tenant, "--version", version, "--as", served_as, "--keys", file, *base.places]
 
     def published(self, base: Base, tenant: str, version: int, served_as: str) -> None:
         """Does what follows a publication: its candidate goes, and keys are as they should be."""

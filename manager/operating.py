@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from hplm.plot.meta import TableMeta
 from hplm_openai.errors import Refused
 from hplm_openai.fields import shown
 from manager import operators
@@ -62,10 +61,7 @@ class Operating:
         return to(f"{ROOT}/owners")
 
     async def _domains(self, request: Request, caller: Caller) -> Response:
-        def read() -> list[dict[str, Any]]:
-            return [row for base in self._bases for row in _tables(base)]
-
-        return self._pages.page("domains", caller, tables=await run_in_threadpool(read))
+        return self._pages.page("domains", caller, domains=(await self._pages.do(caller, operators.list_domains))["data"])
 
     async def _log(self, request: Request, caller: Caller) -> Response:
         deeds = await self._pages.do(caller, operators.log, after=request.query_params.get("after"))
@@ -79,15 +75,3 @@ class Operating:
 def _counted(base: Base) -> dict[str, Any]:
     snapshot = base.manager.current()
     return {"name": base.name, "tenants": len(snapshot.tenants), "tables": len(snapshot.branches)}
-
-
-def _tables(base: Base) -> list[dict[str, Any]]:
-    """Returns the tables of a store with their sizes, and who uses them."""
-    snapshot = base.manager.current()
-    served, used = {branch.id for branch in snapshot.branches}, [tenant.branch_id for tenant in snapshot.tenants]
-    metas = [TableMeta.load(path) for path in sorted(base.store.glob("plot/*/*/meta.json")) if path.parent.name.isdecimal()]
-    return [
-        {"domain": f"{base.name}/{one.domain}", "version": one.version, "ngrams": one.keys, "megabytes": one.megabytes,
-         "served": (own := (one.domain, one.version)) in served, "tenants": used.count(own)}
-        for one in metas
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The endpoints of operators: owners and their limits, quotas of models, and who did what."""
+"""The endpoints of operators: owners and their limits, quotas of models, domains, and who did what."""
 
 from __future__ import annotations
 
@@ -46,6 +46,29 @@ def limit_model(site: Site, asked: Asked) -> Any:
     return site.models.limit(asked.owner, asked.path["id"], asked.given, asked.who)
 
 
+def create_domain(site: Site, asked: Asked) -> Any:
+    return site.jobs.told(site.jobs.create_domain(asked.owner, asked.who, asked.given))
+
+
+def list_domains(site: Site, asked: Asked) -> Any:
+    asked.done()
+    return in_list(site.domains.listed())
+
+
+def domain(site: Site, asked: Asked) -> Any:
+    return site.domains.described(asked.path["id"])
+
+
+def roll_back_domain(site: Site, asked: Asked) -> Any:
+    asked.done()
+    return site.domains.roll_back(asked.path["id"], asked.who)
+
+
+def delete_domain(site: Site, asked: Asked) -> Any:
+    site.domains.delete(id := asked.path["id"], asked.who, lambda job: site.running.cancel(job.owner, job.id, asked.who))
+    return {"id": id, "object": "domain", "deleted": True}
+
+
 def log(site: Site, asked: Asked) -> Any:
     """Returns what was done, the newest first."""
     before, limit = asked.given.pop("after", None), asked.given.pop("limit", "100")
@@ -56,10 +79,16 @@ def log(site: Site, asked: Asked) -> Any:
     return in_list([{**asdict(deed), "id": str(deed.number)} for deed in found], len(found) == int(limit))
 
 
+DOMAIN = "/v1/domains/{id:path}"
 ENDPOINTS: list[Endpoint] = [
     ("POST", "/v1/owners", OPERATOR, add_owner),
     ("GET", "/v1/owners", OPERATOR, owners),
     ("POST", "/v1/owners/{name}", OPERATOR, set_limits),
     ("POST", f"{MODEL}/limits", OPERATOR, limit_model),
+    ("POST", "/v1/domains", OPERATOR, create_domain),
+    ("GET", "/v1/domains", OPERATOR, list_domains),
+    ("GET", DOMAIN, OPERATOR, domain),
+    ("POST", f"{DOMAIN}/rollback", OPERATOR, roll_back_domain),
+    ("DELETE", DOMAIN, OPERATOR, delete_domain),
     ("GET", "/v1/log", OPERATOR, log),
 ]

@@ -21,6 +21,8 @@ FORMAT = 1
 DAY = 86400.0
 WAITING = ("validating_files", "queued", "running")  # the statuses of jobs that have not ended, in their order
 ROLES = ("ask", "manage", "operator")
+TRAINING, IMPORT, DOMAIN = ("training", "import", "domain")  # of jobs
+OPERATORS = "operators"  # the owner for whom operators act who name none
 SCHEMA = """
 CREATE TABLE owners (number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, created INTEGER NOT NULL, limits TEXT NOT NULL);
 CREATE TABLE keys (
@@ -89,7 +91,7 @@ class Job:
     id: str
     owner: str
     created: int
-    tenant: str
+    tenant: str  # that it makes; of a domain's job BACKBONE/DOMAIN
     backbone: str
     domain: str | None
     training_file: str
@@ -109,6 +111,10 @@ class Job:
     exams: int = 0  # when it died last
     again: float = 0.0  # when it may be taken again
     cancelled: int = 0  # when it was asked to end
+
+    @property
+    def kind(self) -> str:
+        return DOMAIN if "/" in self.tenant else IMPORT if self.wishes["import"] else TRAINING
 
     @property
     def ended(self) -> bool:
@@ -157,6 +163,8 @@ class Records:
                 for statement in SCHEMA.split(";\n"):
                     self._base.execute(statement)
                 self._base.execute(f"PRAGMA user_version={FORMAT}")
+            if found in (0, FORMAT):
+                self._base.execute(f"INSERT OR IGNORE INTO owners (id, created, limits) VALUES ('{OPERATORS}', 0, '{{}}')")
         if found not in (0, FORMAT):
             raise InvalidInput(f"{path} has format {found}, and this version of hplm reads {FORMAT}: use the one that wrote it")
 

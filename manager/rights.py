@@ -20,7 +20,7 @@ from hplm.errors import InvalidInput
 from hplm.tenants import keys
 from hplm_openai.errors import Refused
 from hplm_openai.fields import shown
-from manager.records import ROLES, Key, Owner, Records
+from manager.records import OPERATORS, ROLES, Key, Owner, Records
 
 ASK, MANAGE, OPERATOR = ROLES
 COMMAND_LINE = "command line"  # who has done what no key has
@@ -41,13 +41,10 @@ class Caller:
 
     key: str  # its id
     role: str
-    owner: str | None  # None: an operator who acts for none
+    owner: str | None  # None: an operator who names none
 
     def acting_for(self) -> str:
-        """Returns the owner. Raises if an operator's key names none."""
-        if self.owner is None:
-            raise Refused(400, "an operator's key acts for an owner: name one in the header OpenAI-Organization")
-        return self.owner
+        return self.owner or OPERATORS
 
 
 class Rights:

@@ -31,6 +31,7 @@ from manager.models import Models
 from manager.records import DAY, Job, Records
 from manager.rights import Rights
 from manager.uploads import Uploads
+from manager.work import Work
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
@@ -133,54 +134,35 @@ class Running:
         return not self._ending.is_set()
 
     def _check(self, job: Job) -> None:
-        is_import = bool(job.wishes["import"])
-        what = f"{len(job.wishes['import'])} files of a checkpoint" if is_import else f"training file: {job.training_file}"
-        self._records.tell(job.id, "validating", f"Validating {what}")
-        self._count_lines(job)
-        if is_import:
-            return self._check_import(job)
-        child = self._run(job, self._jobs.checking(job))
-        found = child.result()
-        if faults := (found or {}).get("faults"):
-            said = [self._jobs.readable(job, fault) for fault in faults]
-            for number, fault in enumerate(said):
-                self._records.tell(job.id, f"fault {number}", fault, "error")
-            raise Failed("; ".join(said[:3]), "invalid_training_file", "training_file")
-        if child.code or found is None:
-            raise self._failed(job, child)
-        for number, warning in enumerate(found["warnings"]):
-            self._records.tell(job.id, f"warning {number}", self._jobs.readable(job, warning), "warn")
-        labels = len(found["training"]["label_counts"])
-        self._check_labels(job, labels, "training data have")
-        texts = f"{found['training']['texts']:,} texts to learn, {found['dev']['texts']:,} dev texts, {labels:,} labels"
+        work = self._jobs.work(job)
+        self._records.tell(job.id, "validating", f"Validating {work.what}")
+        self._count_lines(work)
+        work.begin()
+        found = dict[str, Any]()
+        if words := work.checking():
+            child = self._run(job, words)
+            found = child.result() or {}
+            if faults := [work.readable(fault) for fault in work.faults(found)]:
+                for number, fault in enumerate(faults):
+                    self._records.tell(job.id, f"fault {number}", fault, "error")
+                raise Failed("; ".join(faults[:3]), *work.fault)
+            if child.code or not found:
+                raise self._failed(work, child)
+        checked = work.checked(found)
+        for number, warning in enumerate(checked.warnings):
+            self._records.tell(job.id, f"warning {number}", work.readable(warning), "warn")
+        if checked.labels > (most := self._rights.limit(job.owner, "labels")):
+            raise Failed(f"there are {checked.labels:,} labels, and {most:,} are your limit", *work.fault)
         with self._records.together():
             if self._current(job).cancelled:  # since its command has ended
                 raise Cancelled
-            self._records.tell(job.id, "validated", f"Files validated, moving job to queued state: {found['task']}, {texts}")
-            self._change(job, status="queued", step="", task=found["task"], tries=0)
+            self._records.tell(job.id, "validated", f"Files validated, moving job to queued state: {checked.said}")
+            self._change(job, status="queued", step="", task=checked.task, tries=0)
 
-    def _check_import(self, job: Job) -> None:
-        self._jobs.lay_out(job)
-        child = self._run(job, self._jobs.checking(job))
-        found = child.result()
-        if why := (found or {}).get("refused", {}).get(job.tenant):
-            raise Failed(self._jobs.readable(job, why), "invalid_checkpoint", "hplm")
-        if child.code or found is None:
-            raise self._failed(job, child)
-        fits = found["fit"].get(job.tenant, {})  # of an adapter nothing is told
-        self._check_labels(job, fits.get("labels", 0), "checkpoint has")
-        with self._records.together():
-            self._records.tell(job.id, "validated", "Files validated, moving job to queued state: the checkpoint fits")
-            self._change(job, status="queued", step="", task=fits.get("task"), tries=0)
-
-    def _check_labels(self, job: Job, labels: int, what: str) -> None:
-        if labels > (most := self._rights.limit(job.owner, "labels")):
-            raise Failed(f"the {what} {labels:,} labels, and {most:,} are your limit", "invalid_training_file")
-
-    def _count_lines(self, job: Job) -> None:
-        most = self._rights.limit(job.owner, "lines")
-        for name, path in (("training_file", self._jobs.file(job)), ("validation_file", self._jobs.file(job, is_dev=True))):
-            if path is None or path.suffix == ".parquet":
+    def _count_lines(self, work: Work) -> None:
+        most = self._rights.limit(work.job.owner, "lines")
+        for name, path in work.data.items():
+            if path.suffix == ".parquet":
                 continue
             with path.open("rb") as file:
                 lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -188,53 +170,51 @@ class Running:
                 raise Failed(f"'{name}' has {lines:,} lines, and {most:,} are your limit", "invalid_training_file", name)
 
     def _build(self, job: Job) -> None:
-        """Trains and publishes. What is done already is done once: the records and the store say it."""
-        base = self._jobs.base(job)
+        """Builds and publishes. What is done already is done once: the records and the store say it."""
+        newest = (self._jobs.work(job).versions() or [0])[-1]
         if job.version_before is None:
-            job = self._change(job, version_before=(base.versions(job.tenant) or [0])[-1])
+            job = self._change(job, version_before=newest)
+        work = self._jobs.work(job)
         if job.version is None:
-            newest = (base.versions(job.tenant) or [0])[-1]
             self._records.tell(job.id, "started", "Fine-tuning job started")
             if newest == job.version_before:  # else a kill came between the version and its row
-                if self._is_held(job):
-                    raise Later(LOCK_SECONDS, "another process builds a version of this model")
-                newest = self._built(job)
+                newest = self._built(work)
             job = self._change(job, version=newest, tries=0)
+        version = job.version or 0
         if job.served_as is None:
-            name, why = self._jobs.chosen_name(job, job.version or 0)
+            name, why = work.chosen_name(version)
             job = self._change(job, served_as=name)
-            said = f"Version {job.version} is served as {name}: {why}"
-            self._records.tell(
-                job.id, "name", said if name == job.tenant else f"{said}; promote it, or ask it beside the other"
-            )
+            more = "; promote it, or ask it beside the other" * (name != job.tenant)
+            self._records.tell(job.id, "name", f"Version {version} is served as {name}: {why}{more}")
         with self._records.together():
             if self._current(job).cancelled:
                 raise Cancelled
             job = self._change(job, step="publish")
-        version, name = job.version or 0, job.served_as or job.tenant
-        words = self._models.publishing(base, job.tenant, version, name, self._jobs.folder(job))
-        child = self._run(job, words)
-        if child.code:
-            raise self._failed(job, child)
-        self._models.published(base, job.tenant, version, name)
-        self._end(job, "succeeded", f"The job has successfully completed: ask the model {name}")
+        name = job.served_as or job.tenant
+        if words := work.publishing(version, name):
+            child = self._run(job, words)
+            if child.code:
+                raise self._failed(work, child)
+        work.published(version, name)
+        self._end(job, "succeeded", f"The job has successfully completed: {work.ended(name)}")
 
-    def _built(self, job: Job) -> int:
-        if job.wishes["import"]:
-            self._jobs.lay_out(job)
-        child = self._run(job, self._jobs.building(job, self._manner.device))
+    def _built(self, work: Work) -> int:
+        job = work.job
+        with self._held(work) as is_free:
+            if not is_free:
+                raise Later(LOCK_SECONDS, "another process builds a version of this model")
+        work.begin()
+        child = self._run(job, work.building(self._manner.device))
         found = child.result()
         if child.code or found is None:
-            raise self._failed(job, child)
-        for number, warning in enumerate(found.get("warnings", [])):
-            self._records.tell(job.id, f"training warning {number}", self._jobs.readable(job, warning), "warn")
-        if (same := found.get("after", {}).get("agreement")) is not None:
-            self._records.tell(job.id, "agreement", f"{same:.1%} of the answers to held-out texts are the checkpoint's")
+            raise self._failed(work, child)
+        for number, (level, said) in enumerate(work.built(found)):
+            self._records.tell(job.id, f"built {number}", work.readable(said), level)
         return int(found["version"])
 
     def _run(self, job: Job, words: list[object]) -> Child:
         """Runs a step's command to its end. Ends it if the job is cancelled, or the manager ends."""
-        folder = self._jobs.folder(job)
+        folder = self._jobs.work(job).folder
         more = {"seconds": self._seconds_left(job), "is_awaited": job.step != "build", "who": job.wishes["who"]}
         manner = replace(self._manner, **more)
         child, asked_at, told = Child(words, folder, manner), 0.0, 0
@@ -272,8 +252,8 @@ class Running:
 
         The reader of Parquet may abort at a damaged file.
         """
-        files = self._jobs.file(job), self._jobs.file(job, is_dev=True)
-        if code == -signal.SIGABRT and any(file is not None and file.suffix == ".parquet" for file in files):
+        files = self._jobs.work(job).data.values()
+        if code == -signal.SIGABRT and any(file.suffix == ".parquet" for file in files):
             raise Failed("a Parquet file is damaged: write it again, or as JSON lines", "invalid_training_file", DATA_FILES[0])
         exams = sum(event.mark.startswith("exam ") for event in self._records.events(job.id))
         tries = 1 if exams > job.exams else self._current(job).tries + 1
@@ -283,9 +263,9 @@ class Running:
             raise Failed(f"it was ended by {why} {tries} times, perhaps for want of memory or time: try less data", "killed")
         raise Later(1.0, f"the step was ended by {why}")
 
-    def _failed(self, job: Job, child: Child) -> Exception:
+    def _failed(self, work: Work, child: Child) -> Exception:
         """Returns what becomes of a job whose command has refused: it waits if the disk is full or the registry away."""
-        sentence, base = self._jobs.readable(job, child.sentence()), self._jobs.base(job)
+        sentence, base = work.readable(child.sentence()), work.base
         with suppress(FileNotFoundError):
             if shutil.disk_usage(base.store).free < SPARE_BYTES:
                 return Later(MINUTE, sentence)
@@ -301,13 +281,14 @@ class Running:
             if self._current(job).cancelled:
                 return self._end(job, "cancelled", "The job has been cancelled")
             self._change(job, status=status, step="", again=time.time() + seconds)
-            said = f"It goes on in {seconds:g} s: {self._jobs.readable(job, why)}"
+            said = f"It goes on in {seconds:g} s: {self._jobs.work(job).readable(why)}"
             self._records.tell(job.id, f"later {int(time.time())}", said, "warn")
 
     def _end(self, job: Job, status: str, message: str, error: dict[str, Any] | None = None) -> None:
+        work = self._jobs.work(self._current(job))
         if status != "succeeded":
-            self._remove_savepoints(self._current(job))
-        shutil.rmtree(self._jobs.checkpoint(job), ignore_errors=True)
+            self._remove_remains(work)
+        work.end()
         with self._records.together():
             self._change(job, status=status, step="", finished=int(time.time()), error=error)
             self._records.tell(job.id, "ended", message, "error" if status == "failed" else "info")
@@ -339,16 +320,11 @@ class Running:
                 self._records.tell(job.id, f"exam {number}", said, **found)
         return begin + len(whole) + bool(whole)
 
-    def _is_held(self, job: Job) -> bool:
-        """Whether another process builds this tenant."""
-        with self._held(job) as is_free:
-            return not is_free
-
     @contextmanager
-    def _held(self, job: Job) -> Iterator[bool]:
-        """Holds the folder in which the builder makes a tenant, as it does itself. Yields False if somebody else holds it."""
+    def _held(self, work: Work) -> Iterator[bool]:
+        """Holds the folder in which the builder works, as it does itself. Yields False if somebody else holds it."""
         try:
-            handle = os.open(self._jobs.base(job).store / "building" / "tenants" / job.tenant, os.O_RDONLY)
+            handle = os.open(work.held(), os.O_RDONLY)
         except FileNotFoundError:
             yield True
             return
@@ -360,15 +336,12 @@ class Running:
         finally:
             os.close(handle)
 
-    def _remove_savepoints(self, job: Job) -> None:
-        """Removes what an ended job has learned: it would be in the way of a deletion."""
-        if job.version is None and job.version_before is not None:
-            with self._held(job) as is_free:
-                if is_free:
-                    store = self._jobs.base(job).store
-                    shutil.rmtree(store / "building" / "tenants" / job.tenant, ignore_errors=True)
-                    for ending in ("json", "pt"):  # of a checkpoint that the builder did not store
-                        (store / "refused" / f"{job.tenant}.{ending}").unlink(missing_ok=True)
+    def _remove_remains(self, work: Work) -> None:
+        """Removes what a job has made that ended before its version: it would be in the way of a deletion."""
+        if work.job.version is None and work.job.version_before is not None:
+            with self._held(work) as is_free:
+                for path in work.remains() if is_free else ():
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _mend(self) -> bool:
         try:

@@ -13,6 +13,7 @@ from hplm.errors import InvalidInput
 from hplm_openai.errors import Refused, wrong
 from hplm_openai.fields import Given, check_no_other, shown
 from manager.children import USUAL, Manner
+from manager.domains import Domains
 from manager.jobs import Jobs
 from manager.models import Base, Models
 from manager.records import Records, Row
@@ -51,6 +52,7 @@ class Site:
     rights: Rights
     uploads: Uploads
     models: Models
+    domains: Domains
     jobs: Jobs
     running: Running
     lock: int  # holds the folder
@@ -65,8 +67,10 @@ class Site:
         rights = Rights(records, folder)
         kept = Uploads(records, rights, folder / "files")
         models = Models(records, rights, {base.name: base for base in bases}, changes, manner)
-        jobs = Jobs(records, rights, kept, models, folder / "jobs")
-        return cls(records, rights, kept, models, jobs, Running(records, rights, kept, models, jobs, manner, at_once), lock)
+        domains = Domains(records, models.bases, changes, manner)
+        jobs = Jobs(records, rights, kept, models, domains, folder / "jobs")
+        running = Running(records, rights, kept, models, jobs, manner, at_once)
+        return cls(records, rights, kept, models, domains, jobs, running, lock)
 
     def close(self) -> None:
         self.records.close()

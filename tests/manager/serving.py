@@ -103,7 +103,7 @@ def fake_base(store: Path, domains: Sequence[str] = ("root", "law")) -> Base:
         sizes = {"n": 3, "causal": False, "vocabulary": 9, "hidden": 4, "dtype": "fp16", "corpus_tokens": 9, "keys": 8}
         parent = {"parent": None, "parent_version": None, "least_cosine": 1.0, "index": IndexMeta(8, 1, 2, {})}
         TableMeta(domain=domain, version=1, **sizes, **parent).save(store / "plot" / domain / "1" / "meta.json")
-    branches = [SimpleNamespace(id=(domain, 1)) for domain in domains]
+    branches = [SimpleNamespace(id=(domain, 1), domain=domain) for domain in domains]
     served: Any = SimpleNamespace(current=lambda: SimpleNamespace(branches=branches, tenants=()), registry=Registry())
     return Base("toy", store, store / "repository", store / "state", served)
 

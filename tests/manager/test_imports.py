@@ -8,8 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from manager.jobs import _wishes
 from manager.records import WAITING, Job
+from manager.wishes import wishes_in
 from tests.builder.importing.stores import make_imported_store, tuned
 from tests.builder.stores import some_lines
 from tests.cli.commands import run
@@ -132,14 +132,14 @@ def test_files_of_another_owner_or_purpose_are_no_part_of_a_checkpoint(managed):
 def test_a_file_stays_while_an_import_needs_it_and_a_cancelled_one_leaves_no_folder(managed):
     client, site = managed.client("kept"), managed.site
     (id,) = brought(client, CONFIG)
-    wishes = _wishes({"hplm": {"import": [id]}}) | {"model": "toy", "goes_on": False, "who": "me"}
+    wishes = wishes_in({"hplm": {"import": [id]}}) | {"model": "toy", "goes_on": False, "who": "me"}
     job = Job("ftjob-1", "kept", 1, "kept.mine", "toy", None, "", None, wishes, status="queued", again=1e12)
     site.records.add(job)
     for _ in range(2):  # a kill leaves one
-        site.jobs.lay_out(job)
+        site.jobs.work(job).begin()
     (folder,) = checkpoints(managed)
     assert [path.name for path in folder.iterdir()] == ["config.json"] and stat.filemode(folder.stat().st_mode) == "drwx------"
-    said = site.jobs.readable(job, f"{folder} is a whole checkpoint: give --texts FILE, or a lower --least")
+    said = site.jobs.work(job).readable(f"{folder} is a whole checkpoint: give --texts FILE, or a lower --least")
     assert said.startswith("the checkpoint is") and "'training_file'" in said and "'least'" in said and "--" not in said
     with pytest.raises(openai.ConflictError, match="needs the file"):
         client.files.delete(id)

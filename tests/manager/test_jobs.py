@@ -8,7 +8,7 @@ import pytest
 
 from builder.cli.build import BEST
 from builder.training.finetuning import TrainingOptions
-from manager import jobs
+from manager import work
 from manager.records import WAITING, Job
 from tests.manager.serving import commands, fake_base, faked, managing
 from tests.support.message import mentions
@@ -208,4 +208,4 @@ def test_the_next_manager_goes_on_where_the_one_before_was_stopped(tmp_path, bas
 
 def test_a_multiplier_is_of_the_builders_own_rates():
     """The manager may not import them: they come with torch."""
-    assert (TrainingOptions().learning_rate, BEST["learning_rate"]) == (jobs.USUAL_RATE, jobs.BEST_RATE)
+    assert (TrainingOptions().learning_rate, BEST["learning_rate"]) == (work.USUAL_RATE, work.BEST_RATE)

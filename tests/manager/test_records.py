@@ -63,7 +63,7 @@ with records.together():
         with records.together():
             records.note("key-1", "acme", "nothing")
         raise ZeroDivisionError
-    assert [owner.id for owner in records.owners()] == ["acme", "beta", "written"] and records.deeds() == []
+    assert [owner.id for owner in records.owners()] == ["acme", "beta", "operators", "written"] and records.deeds() == []
 
 
 def test_records_of_another_format_are_refused_by_name(records, tmp_path):

@@ -12,8 +12,11 @@ import openai
 import pytest
 
 from hplm.cli.main import main
+from manager.app import ENDPOINTS
 from manager.models import Base
+from manager.owners import OTHERS
 from manager.records import WAITING
+from manager.rights import COMMAND_LINE, OPERATOR
 from testing.toy import WORDS
 from tests.cli.commands import refused, run
 from tests.manager.serving import managing
@@ -48,9 +51,12 @@ def managed(server, tmp_path):
 
 
 def ended(client, **wishes):
-    job = client.fine_tuning.jobs.create(**wishes)
-    eventually(lambda: client.fine_tuning.jobs.retrieve(job.id).status not in WAITING)
-    job = client.fine_tuning.jobs.retrieve(job.id)
+    return finished(client, client.fine_tuning.jobs.create(**wishes).id)
+
+
+def finished(client, id):
+    eventually(lambda: client.fine_tuning.jobs.retrieve(id).status not in WAITING)
+    job = client.fine_tuning.jobs.retrieve(id)
     assert job.status == "succeeded", job.error
     return job
 
@@ -109,6 +115,40 @@ def test_an_owner_uploads_trains_asks_goes_on_rolls_back_and_deletes(managed, se
         classified(client, name, text)
 
 
+def test_an_operator_builds_a_domain_of_a_corpus_updates_and_deletes_it(managed, tmp_path):
+    """An owner's model learns on the domain while it is there."""
+    owner, secret = managed.client("acme-inc"), managed.site.rights.add_key(None, OPERATOR, 0, COMMAND_LINE)[0]
+    client = managed.client(api_key=secret)
+
+    def built(seed, **more):
+        rng = random.Random(seed)
+        text = "".join(" ".join(rng.choices(WORDS, k=12)) + "\n" for _ in range(50)).encode()
+        corpus = client.files.create(file=("corpus.txt", text), purpose="user_data").id
+        made = client.post("/domains", body={"id": "toy/shop", "corpus": corpus, "minutes": 0, **more}, cast_to=object)
+        return finished(client, made["id"])
+
+    assert built(1, min_tokens=10).fine_tuned_model == "toy/shop"
+    (version,) = client.get("/domains/toy/shop", cast_to=object)["versions"]
+    assert (version["version"], version["parent"], version["served"], version["tenants"]) == (1, "root", True, 0)
+    file = owner.files.create(file=("a.jsonl", lines(1)), purpose="fine-tune").id
+    job = ended(owner, model="toy/shop", training_file=file, suffix="shop", hyperparameters={"n_epochs": 1})
+    text = " ".join(LABELS["fruit"][:4])
+    assert set(classified(owner, job.fine_tuned_model, text)) == {"fruit", "metal"}
+    assert built(2).hplm["version"] == 2
+    versions = client.get("/domains/toy/shop", cast_to=object)["versions"]
+    assert [(one["version"], one["served"], one["tenants"]) for one in versions] == [(1, True, 1), (2, True, 0)]
+    for wrong in (
+        lambda: client.delete("/domains/toy/shop", cast_to=object),
+        lambda: client.post("/domains/toy/shop/rollback", cast_to=object),
+    ):
+        with pytest.raises(openai.BadRequestError, match="shop"):
+            wrong()
+    owner.models.delete(job.fine_tuned_model)
+    assert client.delete("/domains/toy/shop", cast_to=object)["deleted"]
+    assert "toy/shop" not in [one["id"] for one in client.get("/domains", cast_to=object)["data"]]
+    assert not (tmp_path / "store/plot/shop").exists() and "toy/shop" not in [one.id for one in owner.models.list()]
+
+
 def test_the_command_runs_beside_a_server_without_torch_in_little_memory(server, tmp_path, capsys):
     """The owner is added while it runs."""
     store, folder = server.built.stores["toy"].folder, ["--folder", str(tmp_path / "manager")]
@@ -140,8 +180,8 @@ def test_another_owner_s_ids_are_as_unknown_ones_at_every_endpoint(managed):
     unknown = {"file": "file-000", "job": "ftjob-000", "model": "beta-inc.none", "key": "key-000"}
     bodies = {"promote": {"version": 1}, "rollback": {}, "cancel": {}, "limits": {"rate": 1}}
     asked = 0
-    for method, path in ((method, one.path) for one in managed.site.routes() for method in one.methods - {"HEAD"}):
-        if "{" not in path or path.startswith("/v1/owners"):  # those are for operators alone
+    for method, path, *_ in (*ENDPOINTS, *OTHERS):
+        if "{" not in path or path.startswith(("/v1/owners", "/v1/domains")):  # those are for operators alone
             continue
         kind = {"files": "file", "fine_tuning": "job", "models": "model", "keys": "key"}[path.split("/")[2]]
         shape = path.replace("{id:path}", "{id}")
