@@ -16,7 +16,7 @@ from typing import Any
 from hplm.errors import HplmError
 from hplm.server import process_group
 
-SECRETS = ("HPLM_ADMIN", "HPLM_ADMIN_KEY", "HPLM_API_KEY")  # no command that a child runs needs them
+SECRETS = ("HPLM_ADMIN", "HPLM_API_KEY")  # no command that a child runs needs them
 HPLM = (sys.executable, "-m", "hplm.cli.main")
 LOOK_SECONDS = 0.05
 PROGRESS = "progress.jsonl"

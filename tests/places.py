@@ -1,9 +1,6 @@
 """A backbone that is served with a live state, and a store with more tenants than were exported."""
 
-import base64
-from dataclasses import asdict, replace
-
-from safetensors.torch import save
+from dataclasses import replace
 
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
@@ -50,25 +47,6 @@ def exported_answer(place, tenant_id):
     fresh = repository.with_name("fresh")
     export(store, fresh, ServingOptions())
     return Reference.open(fresh / "toy/1").forward(TEXT, tenant_id)
-
-
-def command(name, knowledge):
-    """Returns the remote command that adds a tenant, and its tensors."""
-    head, (layout, adapter), exits = knowledge.head, knowledge.adapter, knowledge.exits
-    parts = {"head": [head[1]] if head else [], "adapter": adapter, "exits": exits.heads if exits else []}
-    tensors = {
-        f"{part}.{number}.{key}".replace("head.0.", "head."): value
-        for part, layers in parts.items() for number, layer in enumerate(layers) for key, value in layer.items()
-    }  # fmt: skip
-    given = {one: getattr(knowledge, one) for one in ("domain", "domain_version", "task", "labels")}
-    more = {"calibration": knowledge.calibration, "exits": exits and exits.exits, "embedding": knowledge.embedding}
-    given |= {one: asdict(own) for one, own in more.items() if own}
-    kind = {"kind": layout.kind, "rank": layout.size, "places": layout.places}
-    return {"command": "tenant.add", "id": name, **given, "adapter": kind, "tensors": sent(tensors)}, tensors
-
-
-def sent(tensors):
-    return base64.b64encode(save({name: tensor.contiguous() for name, tensor in tensors.items()})).decode()
 
 
 def served(place, **more):

@@ -18,8 +18,7 @@ Engine = Annotated[str, Parameter(choices=("auto", *ENGINE_DTYPES))]
 
 def export(
     *, store: StoreFolder, repository: Path = Path("model_repository"), dtype: Engine = "auto", device: Device = "auto",
-    parameters: tuple[str, ...] = (), admin: bool = False, replace_: Annotated[bool, Parameter("--replace")] = False,
-    settings_only: bool = False,
+    parameters: tuple[str, ...] = (), replace_: Annotated[bool, Parameter("--replace")] = False, settings_only: bool = False,
 ) -> dict:  # fmt: skip
     """Write a store as Triton model folders.
 
@@ -28,7 +27,6 @@ def export(
     :param repository: model repository to write
     :param dtype: precision of the engine; auto measures whether int8 is faster on this machine's CPU, and close enough
     :param parameters: NAME=VALUE: parameters of the exported config.pbtxt, such as deadline_ms=500 slots=512: docs/operating.md
-    :param admin: also write the model `<backbone>-admin`, which changes tenants and domains
     :param replace_: write all files anew, also over another export of this backbone, after its servers have stopped
     :param settings_only: write the configurations alone; the tables and tenants of the export stay
     """
@@ -41,7 +39,7 @@ def export(
     if replace_ and settings_only:
         raise InvalidInput("--replace and --settings-only exclude each other: give one of them")
     eight_bits, opened = None, open_store(store)
-    options = ServingOptions(dtype=dtype, device=device, admin=admin)
+    options = ServingOptions(dtype=dtype, device=device)
     options = options.with_parameters(named_values(parameters), opened.config)
     refuse_mixture(repository, opened.config.name)
     check_export(opened, options)

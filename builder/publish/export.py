@@ -132,7 +132,7 @@ def refuse_mixture(repository: Path, name: str, scheme: str = SCHEME) -> None:
     for config in sorted([*repository.glob(f"{name}/config.pbtxt"), *repository.glob(f"{name}-*/config.pbtxt")]):
         found = re.search(r'key: "scheme"\s+value \{ string_value: "(\w+)"', config.read_text("utf-8"))
         served = found[1] if found else SCHEME
-        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper", "admin"):
+        if served != scheme and config.parent.name.split(f"{name}-")[-1] not in ("lookup", "upper"):
             raise InvalidInput(
                 f"{config.parent} serves scheme {served!r} of backbone {name!r}: export {scheme!r} into another --repository"
             )

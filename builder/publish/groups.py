@@ -169,8 +169,6 @@ def _emit_backbone(group: Group, repository: Path, backbone: str, target: Path, 
             copy_file(file, to / file.relative_to(source))
     chosen.write(to)
     _copy_model(repository / f"{backbone}-lookup", target / f"{backbone}-lookup")
-    if (repository / f"{backbone}-admin").is_dir():  # not every export has one
-        _copy_model(repository / f"{backbone}-admin", target / f"{backbone}-admin")
 
 
 def _parameters(placement: Placement, group: Group, repository: Path, backbone: str) -> Parameters:

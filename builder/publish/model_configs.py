@@ -53,7 +53,6 @@ class ServingOptions:
     plot_hot: int = 0
     plot_preload: bool = False
     journal: str = ""
-    admin: bool = False  # the model that changes what is served
 
     def for_longest_text(self, config: BackboneConfig) -> ServingOptions:
         """Returns the options with batches that have room for an encoder's longest text, unless their size was chosen."""
@@ -112,11 +111,7 @@ def write_configs(repository: Path, config: BackboneConfig, options: ServingOpti
         models[config.name] = "generate"
     else:
         models |= {config.name: "ensemble", f"{config.name}-lookup": "lookup", upper_of(config.name): "upper"}
-    admin = repository / f"{config.name}-admin"
-    if options.admin:
-        models[admin.name] = "admin"
-    elif _is_admin(admin):
-        shutil.rmtree(admin)
+    _remove_admin(repository / f"{config.name}-admin")
     for model, kind in models.items():
         _write(repository / model, kind, values)
 
@@ -150,7 +145,8 @@ def is_of_decoder(config: str) -> bool:
     return 'backend: "hplm_generate"' in config
 
 
-def _is_admin(folder: Path) -> bool:
-    """Returns whether an export wrote this model: a tenant of another scheme may have the same name."""
+def _remove_admin(folder: Path) -> None:
+    """Removes a model that exports of an earlier commit wrote. Its backend is gone, and a server would not start with it."""
     config = folder / "config.pbtxt"
-    return config.is_file() and 'backend: "hplm_admin"' in config.read_text("utf-8")
+    if config.is_file() and 'backend: "hplm_admin"' in config.read_text("utf-8"):  # else it is somebody's own model
+        shutil.rmtree(folder)

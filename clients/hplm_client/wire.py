@@ -257,7 +257,7 @@ def backbones_in(statistics: Mapping[str, Any]) -> list[str]:
 def others_in(statistics: Mapping[str, Any]) -> list[str]:
     """Returns the ready models that are no backbone of encoders and no part of one, nor the model that forwards to all."""
     backbones, ready = backbones_in(statistics), _ready_in(statistics)
-    return sorted(ready - {ALIAS} - {f"{name}{part}" for name in backbones for part in ("", "-lookup", UPPER, "-admin")})
+    return sorted(ready - {ALIAS} - {f"{name}{part}" for name in backbones for part in ("", "-lookup", UPPER)})
 
 
 def _ready_in(statistics: Mapping[str, Any]) -> set[str]:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 from hplm.clock import Clock
 from hplm.errors import Broken, HplmError, InvalidInput, OutOfCapacity, some
 from hplm.location import Location
-from hplm.plot.table import Table
 from hplm.registry.opening import opened
 from hplm.registry.store import Away, Busy, Denied
 from hplm.tasks.answers import EMBEDDING
-from hplm.tenants.change import Change, ChangeFiles
+from hplm.tenants.change import Change
 from hplm.tenants.keys import Key, expiry, further, new_key, without
 from hplm.tenants.models import has_output
 from hplm.tenants.quotas import check_limits
@@ -219,20 +218,6 @@ class Manager:
     def compact(self) -> int:
         """Removes the weights of deleted tenants and versions now, and not with a later change. Returns the freed bytes."""
         return self.registry.collect()
-
-    def adopt_domain(self, name: str, version: int, source: Path) -> DomainChange:
-        """Copies a table's folder into the registry and serves it. The tables that it falls back to must be served."""
-        self.tables.check_arrival(name, version, source, self.current().branches)
-        table = Table(source)
-        kept = ChangeFiles(self.registry.store)
-        kept.table(table)
-
-        def edit(change: Change) -> DomainChange:
-            self.tables.check_arrival(name, version, source, change.branches)
-            change.add_branch(name, version, kept.table(table), table.size)
-            return self.close(change, DomainChange(change.generation, name, version))
-
-        return self.registry.change("domain add", edit, kept)
 
     def roll_back_domain(self, name: str) -> DomainChange:
         """Rolls back all tenants of the newest version to the older version that they had before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from hplm.errors import InvalidInput
@@ -33,26 +32,6 @@ class Tables:
     def content(self, branch: Branch) -> tuple[TableMeta, bytes]:
         """Returns what a table is and the checksums of its rows: the same of two that are alike."""
         return self.meta(branch), self._read(branch, "checksums")
-
-    def check_arrival(self, name: str, version: int, source: Path, branches: Sequence[Branch]) -> None:
-        """Raises if a folder does not contain this table, or if the table does not fit the served tables."""
-        meta = Table(source).meta
-        here = {branch.id for branch in branches}
-        if (name, version) in here or (meta.domain, meta.version) != (name, version):
-            raise InvalidInput(
-                f"{source} is version {meta.version} of domain {meta.domain!r}, which is served already or was not requested: "
-                "name a table that is not served"
-            )
-        if (meta.parent, meta.parent_version) not in here:
-            raise InvalidInput(
-                f"{source} falls back to version {meta.parent_version} of domain {meta.parent!r}, which is not served here: "
-                "add that first"
-            )
-        known = self.meta(branches[0])
-        if (meta.window, meta.vocabulary, meta.hidden) != (known.window, known.vocabulary, known.hidden):
-            raise InvalidInput(
-                f"{source} was not built for backbone {self._folder.parent.name!r}: name a table of this backbone"
-            )
 
     def unneeded(self, change: Change) -> list[Branch]:
         """Returns the tables of older versions that can be removed.

@@ -65,7 +65,7 @@ def test_every_documented_command_is_whole():
 def test_every_backend_is_copied_to_where_triton_looks():
     targets = dict(dockerfile_copies())
     ours = [backend.parent.name for backend in ROOT.glob("backends/*/model.py")]
-    assert sorted(ours) == ["hplm_admin", "hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
+    assert sorted(ours) == ["hplm_alias", "hplm_generate", "hplm_lookup", "hplm_upper"]
     for backend in ours:
         assert targets[f"backends/{backend}"] == f"/opt/tritonserver/backends/{backend}"
 

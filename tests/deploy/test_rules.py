@@ -152,7 +152,7 @@ PATHS = {
         "/ /metrics /v2 /v2/models/toy /v2/models/toy/config /v2/models/toy/stats /v2/models/toy/ready /v2/models/stats "
         "/v2/repository/index /v2/repository/models/toy-upper/load /v2/logging /v2/trace/setting /v2/systemsharedmemory/status "
         "/v2/systemsharedmemory/region/any/register /v2/cudasharedmemory/status /v2/models/toy-lookup/infer "
-        "/v2/models/toy-upper/infer /v2/models/toy-admin/infer /v2/models/nobody/infer /v2/models/toy/infer/ "
+        "/v2/models/toy-upper/infer /v2/models/nobody/infer /v2/models/toy/infer/ "
         "/v2//models/toy/infer /v2/models/toy-lookup/../toy/infer /v2/models/%74oy/infer /v2/models/toy/trace/setting "
         "/v2/models/toy-upper/versions/1/infer /v2/models/toy/versions/x/infer /v1/audio /v1 "
         "/v1/completions/ /health /v1//completions /models /classify/ /v1/score"

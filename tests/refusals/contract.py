@@ -133,7 +133,7 @@ def table(page: str, first: str) -> list[Row]:
         found = RANGE.fullmatch(cells["type"])
         kind, alone, least, most = found.groups("") if found else (cells["type"], "", "", "")
         for name in re.findall(r"`(\w+)`", cells[first]):
-            rows.append(Row(name, cells.get("of", ""), kind, alone or least, most, cells["default"]))
+            rows.append(Row(name, cells.get("of", ""), kind, alone or least, most, cells.get("default", "")))
     return rows
 
 

@@ -11,9 +11,7 @@ from functools import partial
 
 import pytest
 
-from hplm.model.config import BackboneConfig
 from hplm.parameters import parameters_of
-from hplm.tenants.commands import Commands
 from hplm.tenants.manager import Manager
 from tests.refusals import ways
 from tests.refusals.contract import faults, table
@@ -35,7 +33,7 @@ TABLES = {  # by way: its table, and what of it
     "settings in JSON": list(SETTINGS.values()),
     "completions": [row for row in OPENAI if row.of in ("both", "completions")],
     "chats": [row for row in OPENAI if row.of in ("both", "chats")],
-    "commands": table("operating.md", "field"),
+    "limits": table("manager.md", "field"),
     "config.pbtxt": [replace(row, as_text=True) for row in table("scheduling.md", "parameter")],
 }
 CASES = [(way, row) for way, rows in TABLES.items() for row in rows if row.type not in (*TENANT, *OTHER)]
@@ -45,12 +43,9 @@ CASES = [(way, row) for way, rows in TABLES.items() for row in rows if row.type 
 def read(toy, tmp_path_factory):
     """The reader of each way: it sends a request in which one name has this value."""
     config = {**parameters_of(toy.repository / "toy-upper" / "config.pbtxt"), "deadline_ms": "0"}
-    by = {row.name: row.of.strip("`") for row in TABLES["commands"]}
     with ways.models(toy, tmp_path_factory.mktemp("contract")) as models:
-        # Nobody reads this state: each command would wait for readers.
         manager = Manager(models.chat, tmp_path_factory.mktemp("state"), Clock(time.time()))
         manager.registry.begin()
-        commands = Commands(manager, BackboneConfig.load(models.chat / "backbone.json"))
         yield {
             "encoder": lambda name, value: models.encode({name: value}),
             "decoder": lambda name, value: models.generate({**ways.FEW, name: value}),
@@ -58,7 +53,7 @@ def read(toy, tmp_path_factory):
             "settings in JSON": lambda name, value: models.sample({**ways.FEW, name: value}),
             "completions": partial(ways.openai, models, "completions"),
             "chats": partial(ways.openai, models, "chat/completions"),
-            "commands": lambda name, value: ways.command(commands, by[name], name, value),
+            "limits": partial(ways.limit, manager),
             "config.pbtxt": partial(ways.option, config),
         }
 

@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from builder.store.store import TenantVersion
 from hplm.engine.settings import check
 from hplm.errors import BY_WORD, HplmError
-from hplm.tenants.commands import Commands
+from hplm.tenants.manager import Manager
 from hplm_openai.completion_request import CompletionRequest
 from hplm_openai.connections import read_body
 from hplm_openai.errors import Refused
@@ -112,8 +112,8 @@ def _asked(path: str, body: bytes) -> CompletionRequest:
     return replace((read_completion if path == "completions" else read_chat)(read, 16)[0], tenant=read["model"])
 
 
-def command(commands: Commands, command: str, name: str, value: Any) -> Said:
-    return said_by(lambda: commands.run(json.dumps({"command": command, "id": "plain", name: value})))
+def limit(manager: Manager, name: str, value: Any) -> Said:
+    return said_by(lambda: manager.limit("plain", **{name: value}))
 
 
 def option(good: Mapping[str, str], name: str, value: Any) -> Said:

@@ -35,7 +35,7 @@ from tests.tenants.truth import Change, Export, expect_same, seen
 pytestmark = pytest.mark.slow
 
 KINDS = ("add", "update", "roll back", "delete", "add key", "revoke key", "limit")
-DOMAINS = ("copy domain", "delete domain", "update domain", "roll back domain")
+DOMAINS = ("add domain", "delete domain", "update domain", "roll back domain")
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_an_interrupted_table_goes_on_with_the_file_where_it_stopped_and_leaves_
     far.restart()
     for is_deleted in (True, False):
         fetched, far.store.fault = [], cut
-        far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+        Change("add domain").make(far.manager, far.export)
         far.mirror.look()
         eventually(has_failed)
         assert list(far.here.rglob("law/1-*/*"))
@@ -215,7 +215,7 @@ def test_a_table_that_cannot_be_brought_holds_up_no_other_one(far):
 
     far.mirror.begin()
     far.store.fault = fault
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    Change("add domain").make(far.manager, far.export)
     Change("update domain").make(far.manager, far.export)
     eventually(lambda: far.mirror.look() or list(far.here.rglob("plot/bio/2-*")))
     with pytest.raises(Broken):
@@ -241,7 +241,7 @@ def test_a_first_copy_is_whole_although_a_table_comes_while_it_is_made(far):
 
     far.store.fault = fault
     far.manager.add("two", far.export.knowledge[0])
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    Change("add domain").make(far.manager, far.export)
     far.mirror = Late(far.export.repository / "toy/1", far.store, far.state)
     far.mirror.begin()
     far.assert_same()
@@ -250,7 +250,7 @@ def test_a_first_copy_is_whole_although_a_table_comes_while_it_is_made(far):
 
 def test_one_process_copies_all_before_anything_is_served_and_another_goes_on_when_it_ends(far):
     far.manager.add("two", far.export.knowledge[0])
-    far.manager.adopt_domain("law", 1, far.export.store.table_folder("law", 1))
+    Change("add domain").make(far.manager, far.export)
     boot = far.clock = Clock(1e6)
     far.restart()
     far.assert_same()

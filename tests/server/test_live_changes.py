@@ -1,6 +1,5 @@
 """Tenants and domains change on a real Triton that is asked all the time: the right answers, and none is lost."""
 
-import json
 import os
 import random
 import time
@@ -18,12 +17,10 @@ from hplm.server.probing import ModelState
 from testing.random_store import random_knowledge, random_table, random_tenant
 from testing.reference import Reference
 from testing.toy import WORDS, random_text
-from tests.places import command
 from tests.server.asking import Asking
 from tests.server.stock import GREEDY, RETURN, Asked, ids_of, refused
 from tests.support.answers import Comparison
 from tests.support.generative import GenerativeReference
-from tests.support.servers import ADMIN_KEY
 from tests.support.wait import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -31,19 +28,19 @@ pytestmark = pytest.mark.slow
 TEXT = " ".join(WORDS[:9])
 
 
-class Admin:
+class Changing:
+    """A manager each of whose changes has been taken by the server when it returns."""
+
     def __init__(self, server, backbone="toy"):
-        self._model, self._config = f"{backbone}-admin", server.built.stores[backbone].config
-        self._stock = server.stock()
+        self.manager, self._config = server.manager(backbone), server.built.stores[backbone].config
 
-    def __call__(self, command, /, **given):
-        tensor = self._stock.tensor("COMMAND", json.dumps({**given, "command": command}), dims=1)
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        return json.loads(self._stock.client.infer(self._model, [tensor], headers=headers).as_numpy("ANSWER")[0])
+    def __call__(self, change, *given, **more):
+        done = getattr(self.manager, change)(*given, **more)
+        assert self.manager.settle() == [], "a server has not taken a change"
+        return done
 
-    def trained(self, tenant, seed=7):
-        """Returns what a client sends to add a tenant that it has trained itself."""
-        return command(tenant.id, random_knowledge(self._config, tenant, 0.3, seed))[0]
+    def learned(self, tenant, seed=7):
+        return random_knowledge(self._config, tenant, 0.3, seed)
 
 
 @pytest.mark.server("toy")
@@ -70,35 +67,28 @@ def test_while_its_state_hangs_every_request_is_answered_and_models_work(server)
 
 @pytest.mark.server("toy")
 def test_a_tenant_is_added_changed_and_deleted_under_load(server):
-    """Which commands are refused: `tests/tenants/test_commands.py`. Without the key: `test_admin_model.py`."""
     acme = TenantVersion(server.named("acme"), 1, "root", 1, "classify", ["x", "y"], 4)
-    admin, stock, name = Admin(server), server.stock(), acme.id
+    change, stock, name = Changing(server), server.stock(), acme.id
     with Asking(server.stock, ["echo"], [TEXT]) as load:
         with refused("no_tenant"):
             stock.ask([TEXT], name)
-        assert admin("tenant.add", **admin.trained(acme)).items() >= {"after": 1, "late": []}.items()
+        assert change("add", name, change.learned(acme)).after == 1
         first = stock.ask([TEXT], name)  # every reader has the tenant, so it answers at once
         np.testing.assert_allclose(first["LOGITS"][0], server.reference().forward(TEXT, name), atol=1e-3)
         grown = replace(acme, labels=["x", "y", *(f"new {number}" for number in range(15))])  # whose head is of another size
-        assert admin("tenant.update", **admin.trained(grown, seed=8))["after"] == 2
+        assert change("update", name, change.learned(grown, seed=8)).after == 2
         second = stock.ask([TEXT], name)
         np.testing.assert_allclose(second["LOGITS"][0], server.reference().forward(TEXT, name), atol=1e-3)
         assert second["VERSION"][0, 0] == b"2" and second["LOGITS"].shape[-1] == 17
-        assert admin("tenant.show", id=name)["labels"] == grown.labels
-        assert admin("tenant.rollback", id=name)["after"] == 1
+        assert change("roll_back", name).after == 1
         assert np.allclose(stock.ask([TEXT], name)["LOGITS"], first["LOGITS"], atol=1e-5)
-        assert {"id": name, "version": 1} in admin("tenant.list")["tenants"]
-        secret = admin("tenant.key.add", id=name, days=1)
-        assert secret["secret"].startswith("hplm_") and "secret" not in str(admin("tenant.show", id=name))
+        secret, _ = change("add_key", name, days=1)
         with refused("no_tenant"):
             stock.ask([TEXT], name)
-        assert admin("tenant.delete", id=name)["after"] is None
+        assert change("delete", name).after is None
         with refused("no_tenant"):
-            stock.ask([TEXT], name, headers={"authorization": f"Bearer {secret['secret']}"})
-        assert admin("tenant.compact")["bytes"] >= 0
-        actions = [change["action"] for change in admin("log")["changes"]]
-        told = [f"tenant {what}" for what in ("add", "update", "rollback", "key add", "delete")]
-        assert told in (actions[-5:], actions[4::-1])
+            stock.ask([TEXT], name, headers={"authorization": f"Bearer {secret}"})
+        assert change("compact") >= 0
         load.wait_for(lambda *answer: True)
     assert not load.failures(), load.failures()[:3]
 
@@ -107,7 +97,7 @@ def test_a_tenant_is_added_changed_and_deleted_under_load(server):
 def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams(server):
     """A stream is so long that it still runs when its tenant is changed."""
     luna = TenantVersion(server.named("luna", "chat"), 1, "law", 1, "generate", [], 4, "lora", ("query", "value", "ffn_out"))
-    admin, prompt = Admin(server, "chat"), "some words"
+    change, prompt = Changing(server, "chat"), "some words"
 
     def expected():
         """Returns what a slow reference of the newest version writes."""
@@ -123,19 +113,19 @@ def test_a_decoders_tenant_is_added_changed_limited_and_deleted_while_it_streams
 
     with refused("no_tenant"):
         answer()
-    assert admin("tenant.add", **admin.trained(luna, seed=1)).items() >= {"after": 1, "late": []}.items()
+    assert change("add", luna.id, change.learned(luna, seed=1)).after == 1
     first, stream = expected(), ask(5000)
     begins = stream.piece()
     assert first.agrees(answer())
-    assert admin("tenant.update", **admin.trained(luna, seed=2))["after"] == 2
+    assert change("update", luna.id, change.learned(luna, seed=2)).after == 2
     assert server.held, "the stream has ended before its tenant was changed"
     second = expected()
     assert second.agrees(answer()) and second.tokens != first.tokens
-    assert admin("tenant.limit", id=luna.id, deadline_us=1)["late"] == []
+    change("limit", luna.id, deadline_us=1)
     with refused("deadline"):
         answer()
     assert len(answer(timeout=60_000_000)) == 24  # a request's own time wins
-    assert admin("tenant.delete", id=luna.id)["after"] is None
+    assert change("delete", luna.id).after is None
     with refused("no_tenant"):
         answer()
     assert first.agrees(ids_of([begins, *(stream.piece() for _ in range(23))]))

@@ -24,7 +24,7 @@ from tests.tasks import make_tasks
 
 SECRET, KEY = new_key()  # of the decoder's tenant `keyed`
 ENCODER = ServingOptions(dtype="fp32", slots=4, batch_tokens=256)
-DECODER = ServingOptions(dtype="fp32", max_sequences=8, cache_tokens=32_768, admin=True)
+DECODER = ServingOptions(dtype="fp32", max_sequences=8, cache_tokens=32_768)
 PLACES = ("query", "value", "ffn_in", "ffn_out", "ffn_gate")
 WRITERS = [
     TenantVersion("plain", 1, "root", 1, "generate", [], 0),
@@ -46,8 +46,8 @@ class Built:
 
 
 def _toy(folder: Path) -> Built:
-    """Two encoders in fp32: the toy, with the model that changes tenants, and `tasks`, with all tasks. `hugo` is in both."""
-    options = replace(ENCODER, admin=True, plot_preload=True, journal=str(folder / "journal.jsonl"))
+    """Two encoders in fp32: the toy, and `tasks`, with all tasks. `hugo` is in both."""
+    options = replace(ENCODER, plot_preload=True, journal=str(folder / "journal.jsonl"))
     toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
     export(toy, folder / "repository", options)
     tasks = make_tasks(folder, "tasks", [replace(TENANTS[4], id="hugo")], calibrated=True)
@@ -56,7 +56,7 @@ def _toy(folder: Path) -> Built:
 
 
 def _chat(folder: Path) -> Built:
-    """A decoder with the model that changes tenants, and the toy beside it."""
+    """A decoder, and the toy beside it."""
     chat = make_chat(folder, WRITERS, ["law"], SETTINGS, DECODER)
     toy = random_store(folder / "toy", CONFIG, TENANTS, DOMAINS, spread=0.3)
     export(toy, chat.repository, ENCODER)

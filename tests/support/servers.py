@@ -42,7 +42,6 @@ from tests.support.configurations import CONFIGS
 from tests.support.configurations import SECRET as SECRET
 from tests.support.wait import PATIENCE, eventually
 
-ADMIN_KEY = "a secret of the operator"
 START_SECONDS = 150.0  # of each of two tries
 
 
@@ -54,15 +53,6 @@ class LiveTenant:
     @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.secret}"}
-
-
-class _Keyed(TritonServer):
-    """Has the key for remote management at each start."""
-
-    def start(self) -> TritonServer:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HPLM_ADMIN_KEY", f"{ADMIN_KEY}\n")  # with a newline, as at the end of a file
-            return super().start()
 
 
 class Lease:
@@ -80,7 +70,7 @@ class Lease:
                 registry.begin()
             log = self.folder / "triton.log"
             given = {"state": self.state, "extra_args": self.built.options, "log_file": log}
-            self.server = _Keyed(self.repository, start_timeout=START_SECONDS, **given)
+            self.server = TritonServer(self.repository, start_timeout=START_SECONDS, **given)
             stack.enter_context(self.server)
             stack.callback(lambda: self.server.pid and process_group.kill(self.server.pid))
             self._open = stack.pop_all()

@@ -58,6 +58,9 @@ def test_a_secret_is_nowhere_on_disk_and_the_last_key_stays(live):
         ({"task": "embed", "labels": (), "head": None}, ["embed"]),
         ({"embedding": Embedding(8)}, ["classify"]),
         ({"task": "embed", "labels": (), "head": None, "embedding": Embedding(33)}, [33, 32]),
+        ({"labels": ("x", "x")}, ["'x'"]),
+        ({"labels": ("x", "\ud800")}, ["UTF-8"]),
+        ({"domain": "med"}, ["'med'"]),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from builder.publish.live import add_domain
 from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
 from hplm.engine.staging import EncoderStager, StagingSettings
@@ -245,7 +246,7 @@ def test_memory_of_removed_layouts_is_freed(place, live):
 def add_lawyer(store, live):
     """Adds a table, and a tenant of it."""
     random_table(store, "law", 1, ("root", 1), 2000, seed=3)
-    live.adopt_domain("law", 1, store.table_folder("law", 1))
+    add_domain(live, store, "law")
     random_tenant(store, TenantVersion("lawyer", 1, "law", 1, "classify", ["x", "y"], 4), 0.3, seed=60)
     live.add("lawyer", knowledge(store, "lawyer"))
 

@@ -169,7 +169,6 @@ class Change(NamedTuple):
             "add key": lambda: manager.add_key(name)[1],
             "revoke key": lambda: manager.revoke_key(name, next(key.id for key in manager.current().find(name).keys)),
             "limit": lambda: manager.limit(name, rate=float(self.number)),
-            "copy domain": lambda: manager.adopt_domain("law", 1, export.store.table_folder("law", 1)),
             "add domain": lambda: add_domain(manager, export.store, "law"),
             "delete domain": lambda: manager.delete_domain("law"),
             "update domain": lambda: update_domain(manager, export.store, "bio"),
@@ -201,7 +200,7 @@ class Change(NamedTuple):
             new.tenants[name] = replace(now, keys=now.keys[1:])
         elif now is not None and kind == "limit":
             new.tenants[name] = replace(now, rate=float(self.number))
-        elif kind == "delete domain" or kind in ("copy domain", "add domain"):
+        elif kind in ("add domain", "delete domain"):
             if (("law", 1) in new.domains) != (kind == "delete domain"):
                 return None
             new.domains ^= {("law", 1)}

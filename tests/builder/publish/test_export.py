@@ -130,15 +130,12 @@ def test_the_name_of_an_export_depends_on_all_its_content(tmp_path):
     assert len({first, *others}) == 4
 
 
-def test_an_export_without_admin_removes_the_admin_model_and_no_other_model_of_its_name(toy, tmp_path):
-    export(toy.store, tmp_path, ServingOptions(admin=True, device="cuda:7"))  # this machine may lack the device
-    assert (tmp_path / "toy-admin/config.pbtxt").exists() and '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
-    export(toy.store, tmp_path, ServingOptions())
-    assert not (tmp_path / "toy-admin").exists()
-    (tmp_path / "toy-admin").mkdir()
-    (tmp_path / "toy-admin/config.pbtxt").write_text('name: "toy-admin"\nbackend: "hplm_whole"\n')
-    export(toy.store, tmp_path, ServingOptions())
-    assert (tmp_path / "toy-admin/config.pbtxt").exists()
+def test_an_export_removes_the_admin_model_of_an_earlier_commit_and_no_other_model_of_its_name(toy, tmp_path):
+    for backend, stays in (("hplm_admin", False), ("hplm_whole", True)):
+        (tmp_path / "toy-admin").mkdir()
+        (tmp_path / "toy-admin/config.pbtxt").write_text(f'name: "toy-admin"\nbackend: "{backend}"\n')
+        export(toy.store, tmp_path, ServingOptions(device="cuda:7"))  # this machine may lack the device
+        assert (tmp_path / "toy-admin").exists() == stays and '"cuda:7"' in (tmp_path / "toy-upper/config.pbtxt").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs another file system")
