@@ -134,9 +134,7 @@ class Jobs:
             raise Refused(404, NOT_FOUND, "model_not_found", "model")
         self._check_domain(base, domain or "root")
         tenant = f"{owner}.{suffix}" if suffix is not None else owner
-        for other in self._models.with_tenant(tenant):
-            if other is not base or all(mine.tenant.id != tenant for mine in self._models.served(owner)):
-                raise Refused(409, f"there is another model {tenant!r}: choose another 'suffix'", param="suffix")
+        self._models.check_free(owner, tenant, base, "suffix")
         return base, tenant, domain or None, None
 
     @staticmethod

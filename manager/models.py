@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hplm.errors import InvalidInput
+from hplm.errors import HplmError, InvalidInput
 from hplm.location import Location
 from hplm.tenants import keys
 from hplm.tenants.change import Change
@@ -53,8 +53,12 @@ class Base:
     @property
     def places(self) -> list[object]:
         """The options of a command that serves something of the store."""
-        own = ["--store", self.store, "--repository", self.repository]
-        return [*own, "--state", self.state, "--backbone", self.name]
+        return ["--store", self.store, *self.served]
+
+    @property
+    def served(self) -> list[object]:
+        """The options that name the served backbone."""
+        return ["--repository", self.repository, "--state", self.state, "--backbone", self.name]
 
     def versions(self, tenant: str) -> list[int]:
         """Returns a tenant's versions in the store, oldest first."""
@@ -124,9 +128,12 @@ class Models:
                 return one
         raise Refused(404, NOT_FOUND, "model_not_found", "model")
 
-    def with_tenant(self, id: str) -> list[Base]:
-        """Returns the backbones that serve a tenant of this name, whether it is managed or not."""
-        return [base for base in self.bases.values() if any(one.id == id for one in base.manager.current().tenants)]
+    def check_free(self, owner: str, id: str, base: Base, param: str) -> None:
+        """Raises if a tenant has this name that is not the owner's, or on another backbone."""
+        for other in self.bases.values():
+            is_served = any(one.id == id for one in other.manager.current().tenants)
+            if is_served and (other is not base or all(mine.tenant.id != id for mine in self.served(owner))):
+                raise Refused(409, f"there is another model {id!r}: choose another {param!r}", param=param)
 
     def listed(self, owner: str) -> list[dict[str, Any]]:
         """Returns all models that an owner can name: bases to learn on, then its own."""
@@ -169,11 +176,28 @@ class Models:
         self.published(found.base, id, version, id)
         return self.described(owner, id)
 
+    def add_record(self, owner: str, id: str, base: Base, record: Path, name: str, who: str) -> dict[str, Any]:
+        """Serves a record file as a model of an owner. `name`: the owner's of the file."""
+        self._records.note(who, owner, "model record", model=id)
+        with TemporaryDirectory(dir=self._folder) as folder:
+            words = ["tenant", "publish", id, "--record", record, "--keys", self._keys_file(owner, Path(folder)), *base.served]
+            try:
+                finish(words, Path(folder), replace(self._manner, who=f"manager {who}"))
+            except HplmError as error:
+                raise wrong(str(error).replace(str(record), name), "file") from None
+        self.mend()
+        return self.described(owner, id)
+
     def publishing(self, base: Base, tenant: str, version: int, served_as: str, folder: Path) -> list[object]:
         """Returns the command that serves a version with its owner's keys, which changes nothing the second time."""
-        lines = [f"{key.digest} {key.expires or ''}" for key in self._wanted(owner_of(tenant))]
-        (file := folder / "keys").write_text("".join(f"{line.strip()}\n" for line in lines), "utf-8")
+        file = self._keys_file(owner_of(tenant), folder)
         return ["tenant", "publish", tenant, "--version", version, "--as", served_as, "--keys", file, *base.places]
+
+    def _keys_file(self, owner: str, folder: Path) -> Path:
+        """Writes the digests that an owner's tenants have."""
+        lines = [f"{key.digest} {key.expires or ''}" for key in self._wanted(owner)]
+        (file := folder / "keys").write_text("".join(f"{line.strip()}\n" for line in lines), "utf-8")
+        return file
 
     def published(self, base: Base, tenant: str, version: int, served_as: str) -> None:
         """Does what follows a publication: its candidate goes, and keys are as they should be."""

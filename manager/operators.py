@@ -1,4 +1,4 @@
-"""The endpoints of operators: owners and their limits, quotas of models, domains, and who did what."""
+"""The endpoints of operators: owners and their limits, quotas of models, domains, records of tenants, and who did what."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from hplm_openai.errors import wrong
+from hplm_openai.fields import shown
+from manager.jobs import SUFFIX
 from manager.owners import MODEL, told_key
-from manager.records import DAY
+from manager.records import DAY, Owner
 from manager.rights import LIMITS, OPERATOR
 from manager.site import Asked, Endpoint, Site, in_list
 
@@ -69,6 +71,22 @@ def delete_domain(site: Site, asked: Asked) -> Any:
     return {"id": id, "object": "domain", "deleted": True}
 
 
+def add_record(site: Site, asked: Asked) -> Any:
+    """Serves a record file as a model of the owner that its name begins with."""
+    id, model, file = (asked.given.pop(name, None) for name in ("id", "model", "file"))
+    asked.done()
+    owner, _, suffix = id.partition(".") if isinstance(id, str) else ("", "", "")
+    if site.records.get(Owner, owner) is None or (id != owner and not SUFFIX.fullmatch(suffix)):
+        raise wrong(f"'id' is {shown(id)}: give OWNER or OWNER.NAME of an owner, such as GET /v1/owners lists", "id")
+    if not isinstance(model, str) or (base := site.models.bases.get(model)) is None:
+        raise wrong(f"'model' is {shown(model)}: give the backbone, {' or '.join(site.models.bases)}", "model")
+    found = site.uploads.found(asked.owner, file) if isinstance(file, str) else None
+    if found is None or found.ending != ".safetensors":
+        raise wrong(f"'file' is {shown(file)}: give the id of a record file that ends in .safetensors", "file")
+    site.models.check_free(owner, id, base, "id")
+    return site.models.add_record(owner, id, base, site.uploads.path(found), found.name, asked.who)
+
+
 def log(site: Site, asked: Asked) -> Any:
     """Returns what was done, the newest first."""
     before, limit = asked.given.pop("after", None), asked.given.pop("limit", "100")
@@ -90,5 +108,6 @@ ENDPOINTS: list[Endpoint] = [
     ("GET", DOMAIN, OPERATOR, domain),
     ("POST", f"{DOMAIN}/rollback", OPERATOR, roll_back_domain),
     ("DELETE", DOMAIN, OPERATOR, delete_domain),
+    ("POST", "/v1/records", OPERATOR, add_record),
     ("GET", "/v1/log", OPERATOR, log),
 ]

@@ -33,19 +33,21 @@ def update(id: Id, /, *, store: StoreFolder, served: ServedOptions = HERE) -> di
 
 
 def publish(
-    ids: Annotated[tuple[str, ...], about("names of tenants (default: all of the store)")] = (), /, *, store: StoreFolder,
-    version: int | None = None, served_as: Annotated[str | None, about(NAME, name="--as")] = None, keys: Path | None = None,
-    served: ServedOptions = HERE,
+    ids: Annotated[tuple[str, ...], about("names of tenants (default: all of the store)")] = (), /, *,
+    store: StoreFolder | None = None, record: Path | None = None, version: int | None = None,
+    served_as: Annotated[str | None, about(NAME, name="--as")] = None, keys: Path | None = None, served: ServedOptions = HERE,
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Serve the store's newest versions of tenants, whether they are served already or not, in one change.
 
     A tenant whose served version has the same content stays as it is. One that cannot be served is named, and the others go on.
 
+    :param record: instead of --store, a record file that becomes one tenant: docs/formats.md
     :param version: this version of one tenant
     :param keys: keys that the tenants get with the same change, where they lack them: a file with the SHA-256 of a secret a
         line, and behind it perhaps the Unix second at which it expires
     """
     from builder.publish.live import Trained
+    from builder.publish.record import publish_record
     from builder.store.store import check_name
     from hplm.tenants.keys import read_keys
 
@@ -54,10 +56,20 @@ def publish(
     if served_as is not None:
         check_name("tenant", served_as)
     given = read_keys(keys) if keys is not None else []
-    manager, opened = served.manager(), open_store(store)
-    for id in ids:
-        opened.known_tenant(id)
-    done = Trained(manager, opened, ids or opened.tenant_ids(), version).publish_all(served_as, given)
+    if (store is None) == (record is None):
+        raise InvalidInput("give either --store, or --record with the record file of one tenant")
+    manager = served.manager()
+    if store is not None:
+        opened = open_store(store)
+        for id in ids:
+            opened.known_tenant(id)
+        done = Trained(manager, opened, ids or opened.tenant_ids(), version).publish_all(served_as, given)
+    else:
+        refuse_given("works only with --store: leave it out with --record", version=version, **{"as": served_as})
+        if record is None or len(ids) != 1:
+            raise InvalidInput("--record is of one tenant: name it")
+        check_name("tenant", ids[0])
+        done = publish_record(manager, ids[0], record, given)
     if len(ids) == 1:
         for why in done.refused.values():
             raise InvalidInput(why)

@@ -18,7 +18,7 @@ from pathlib import Path
 def main() -> int:
     words = sys.argv[1:]
     given = {name: value for name, value in pairwise(words) if name.startswith("--")}
-    command, store = words[0], Path(given["--store"])
+    command, store = words[0], Path(given.get("--store") or Path(given["--state"]).parent)
     with (store / "commands").open("a") as file:
         file.write(json.dumps(words) + "\n")
     with (store / "idle").open("a") as file:

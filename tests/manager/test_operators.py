@@ -45,6 +45,10 @@ def test_an_operator_adds_owners_limits_them_and_acts_for_them(managed, operator
         ("POST", "/v1/owners/none", {"limits": {"bytes": 1}}, 404),
         ("POST", "/v1/owners/none", {"limits": 5}, 400),
         ("GET", "/v1/log?limit=x", None, 400),
+        ("POST", "/v1/records", {"id": "none.x", "model": "toy", "file": "file-1"}, 400),
+        ("POST", "/v1/records", {"id": "acme.a.v2", "model": "toy", "file": "file-1"}, 400),
+        ("POST", "/v1/records", {"id": "acme.x", "model": ["toy"], "file": "file-1"}, 400),
+        ("POST", "/v1/records", {"id": "acme.x", "model": "none", "file": "file-1"}, 400),
     ],
 )
 def test_wrong_requests_of_operators_are_refused_and_owners_may_send_none(managed, operator, method, path, body, status):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
 
@@ -147,6 +148,30 @@ def test_an_operator_builds_a_domain_of_a_corpus_updates_and_deletes_it(managed,
     assert client.delete("/domains/toy/shop", cast_to=object)["deleted"]
     assert "toy/shop" not in [one["id"] for one in client.get("/domains", cast_to=object)["data"]]
     assert not (tmp_path / "store/plot/shop").exists() and "toy/shop" not in [one.id for one in owner.models.list()]
+
+
+def test_an_operator_serves_a_record_file_as_a_model_of_an_owner(managed, server, tmp_path):
+    secret, _ = managed.site.rights.add_key(None, OPERATOR, 0, COMMAND_LINE)
+    client, owner = managed.client(api_key=secret), managed.client("acme-inc")
+    (path,) = (server.built.stores["toy"].folder / "tenants/echo/1").glob("*.safetensors")
+    content = path.read_bytes()
+
+    def asked(content, name="record.safetensors", **more):
+        file = client.files.create(file=(name, content), purpose="user_data").id
+        return client.post("/records", body={"id": "acme-inc.brought", "model": "toy", "file": file, **more}, cast_to=object)
+
+    assert asked(content)["owned_by"] == "acme-inc" and asked(content)["hplm"]["version"] == 1
+    ours, stored = (
+        one.forward("a", name) for one, name in ((server.reference(), "acme-inc.brought"), (server.reference(), "echo"))
+    )
+    assert np.allclose(ours, stored) and set(classified(owner, "acme-inc.brought", "a")) == {"no", "yes"}
+    with pytest.raises(openai.NotFoundError):
+        classified(managed.client("beta-inc"), "acme-inc.brought", "a")
+    with pytest.raises(openai.BadRequestError, match=r"own\.safetensors is no record"):
+        asked(content[:-8], "own.safetensors")
+    with pytest.raises(openai.BadRequestError, match=r"ends in \.safetensors"):
+        asked(b"{}", "record.json")
+    assert owner.models.delete("acme-inc.brought").deleted
 
 
 def test_the_command_runs_beside_a_server_without_torch_in_little_memory(server, tmp_path, capsys):
