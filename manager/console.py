@@ -18,11 +18,9 @@ from starlette.routing import BaseRoute
 
 from hplm.tenants.snapshot import QUOTAS
 from hplm_openai.app import Gateway
-from hplm_openai.connections import Gone
 from hplm_openai.errors import Refused, wrong
 from hplm_openai.fields import shown
 from manager import owners
-from manager.app import refused
 from manager.coverage import MEANINGS
 from manager.jobs import DATA_FILES, told_event
 from manager.operating import Operating
@@ -32,7 +30,6 @@ from manager.records import WAITING
 from manager.rights import MANAGE, Caller
 from manager.site import ALLOWED, HEADERS, Site
 from manager.trying import ASKS, Trying
-from manager.uploads import DATA, FILE, TRAINS, Form
 from manager.wishes import MOST_IMPORTED
 
 MOST_JOBS, MOST_EVENTS, MOST_KEYS = "20", 100, "200"
@@ -60,8 +57,8 @@ class Console:
             )
         ]
         return self._pages.routes(
-            get("", self._models), *begins, get("/jobs/{id}", self._job, MANAGE),
-            post("/jobs/{id}/cancel", doing(owners.cancel_job, f"{ROOT}/jobs/{{id}}")),
+            get("", self._models), *begins, get("/jobs/{id}", self._job, None),
+            post("/jobs/{id}/cancel", doing(owners.cancel_job, f"{ROOT}/jobs/{{id}}"), None),
             get("/keys", self._keys, MANAGE), post("/keys", self._add_key),
             post("/keys/{id}/revoke", doing(owners.revoke_key, f"{ROOT}/keys")),
             *(post(f"{model}/{name}", doing(act, f"{ROOT}/models/{{id}}")) for name, act in (
@@ -94,32 +91,10 @@ class Console:
         return self._pages.page(form, caller, status, bases=bases, model=model, fields=fields, error=error)
 
     async def _create(self, form: str, request: Request, caller: Caller) -> Response:
-        uploads, owner, fields, ids = (
-            self._site.uploads,
-            caller.acting_for(),
-            dict[str, str](),
-            defaultdict[str, list[str]](list),
-        )
-        try:
-            came = await uploads.read(request, owner, FORMS[form])
-            fields = dict(came.fields)
-            try:
-                for name, files in came.files.items():
-                    purpose = {"purpose": TRAINS if name in DATA_FILES else DATA}
-                    while chosen := [file for file in files if file.name or file.bytes]:  # others: none was chosen
-                        files.remove(chosen[0])
-                        kept = await uploads.keep(Form(dict(purpose), {FILE: chosen[:1]}), owner, caller.key)
-                        ids[name].append(kept.id)
-            finally:
-                came.drop()
-            job = await self._pages.do(caller, owners.create_job, **_wanted(form, fields, ids))
-        except Exception as error:
-            for id in (id for own in ids.values() for id in own):  # nobody was told of them
-                await run_in_threadpool(uploads.delete, owner, id, caller.key)
-            if isinstance(error, Gone):
-                raise
-            return await self._new(form, request, caller, fields, refused(request, error))
-        return to(f"{ROOT}/jobs/{job['id']}")
+        begun, fields = await self._pages.begin(request, caller, FORMS[form], owners.create_job, partial(_wanted, form))
+        if isinstance(begun, Refused):
+            return await self._new(form, request, caller, fields, begun)
+        return to(f"{ROOT}/jobs/{begun['id']}")
 
     async def _job(self, request: Request, caller: Caller) -> Response:
         job = await self._pages.do(caller, owners.job, request.path_params)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -13,8 +15,9 @@ from starlette.routing import BaseRoute
 from hplm_openai.errors import Refused
 from hplm_openai.fields import shown
 from manager import operators
+from manager.jobs import CORPORA
 from manager.models import Base
-from manager.pages import ROOT, Fields, Pages, fields_of, number, to
+from manager.pages import OPERATE, ROOT, Fields, Ids, Pages, fields_of, number, to
 from manager.rights import OPERATOR, Caller
 from manager.watching import Watching
 
@@ -26,7 +29,7 @@ class Operating:
 
     def routes(self) -> list[BaseRoute]:
         shown = {"/operate": self._operate, "/owners": self._owners, "/owners/{name}": self._owner, "/domains": self._domains}
-        done = {"/owners": self._add_owner, "/owners/{name}": self._limit}
+        done = {"/owners": self._add_owner, "/owners/{name}": self._limit, "/domains": self._build_domain}
         return [
             *(self._pages.get(path, show, OPERATOR) for path, show in {**shown, "/log": self._log}.items()),
             *(self._pages.post(path, do, OPERATOR) for path, do in done.items()),
@@ -60,8 +63,22 @@ class Operating:
         await self._pages.do(caller, operators.set_limits, request.path_params, limits=limits)
         return to(f"{ROOT}/owners")
 
-    async def _domains(self, request: Request, caller: Caller) -> Response:
-        return self._pages.page("domains", caller, domains=(await self._pages.do(caller, operators.list_domains))["data"])
+    async def _domains(
+        self, request: Request, caller: Caller, fields: Fields | None = None, error: Refused | None = None
+    ) -> Response:
+        domains = (await self._pages.do(caller, operators.list_domains))["data"]
+        status = error.status if error is not None else 200
+        return self._pages.page(
+            "domains", caller, status, domains=domains, fields=defaultdict(str, fields or {}), error=error, corpora=CORPORA,
+            backbones=[*self._site.models.bases],
+        )  # fmt: skip
+
+    async def _build_domain(self, request: Request, caller: Caller) -> Response:
+        own = replace(caller, owner=None)  # the job and the corpus are the operators'
+        begun, fields = await self._pages.begin(request, own, {"corpus": 1}, operators.create_domain, _domain_in)
+        if isinstance(begun, Refused):
+            return await self._domains(request, caller, fields, begun)
+        return to(f"{ROOT}/jobs/{begun['id']}" if caller == own else OPERATE)
 
     async def _log(self, request: Request, caller: Caller) -> Response:
         deeds = await self._pages.do(caller, operators.log, after=request.query_params.get("after"))
@@ -75,3 +92,10 @@ class Operating:
 def _counted(base: Base) -> dict[str, Any]:
     snapshot = base.manager.current()
     return {"name": base.name, "tenants": len(snapshot.tenants), "tables": len(snapshot.branches)}
+
+
+def _domain_in(fields: Fields, ids: Ids) -> dict[str, Any]:
+    """Returns a form as a request for a domain."""
+    options = {name: number(fields, name) for name in ("minutes", "keep")}
+    texts = {name: fields.get(name, "").strip() for name in ("id", "parent")}
+    return {**texts, **options, "corpus": next(iter(ids["corpus"]), None)}

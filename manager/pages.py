@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from hplm_openai.app import CLIENT_HAS_GONE
 from hplm_openai.connections import Gone, read_bytes
 from hplm_openai.errors import Refused, wrong
 from manager.app import ENDPOINTS, refused
+from manager.jobs import DATA_FILES
 from manager.rights import ASK, MANAGE, OPERATOR, SESSION_SECONDS, Caller
 from manager.site import ALLOWED, HEADERS, Act, Asked, Site, allowed
+from manager.uploads import DATA, FILE, TRAINS, Form
 
 ROOT, SESSION, ACTS_FOR = "/console", "hplm_session", "hplm_acts_for"  # the last two are cookies
 OPERATE = f"{ROOT}/operate"  # where operators begin
@@ -35,6 +38,8 @@ SECURE = {
 ROLE_OF: dict[Act, str] = {act: role for *_, role, act in ENDPOINTS}  # which an endpoint needs
 EMPTY = (None, "", {})  # what is not sent
 Fields = dict[str, str]
+Ids = Mapping[str, list[str]]  # of files, by their fields
+Wanted = Callable[[Fields, Ids], dict[str, Any]]
 Show = Callable[[Request, Caller], Awaitable[Response]]
 
 
@@ -80,6 +85,39 @@ class Pages:
         """Does what an endpoint of the API does, for those who may."""
         asked = Asked(allowed(caller, ROLE_OF[act]), path or {}, {name: one for name, one in given.items() if one not in EMPTY})
         return await run_in_threadpool(act, self.site, asked)
+
+    async def begin(
+        self,
+        request: Request,
+        caller: Caller,
+        names: Mapping[str, int],
+        act: Act,
+        wanted: Callable[[Fields, Ids], dict[str, Any]],
+    ) -> tuple[Any, Fields]:
+        """Keeps the files of a form, and begins the job that it is about. Returns the job, or why not, and the form's fields.
+
+        `names`: how many files each field may have. `wanted`: what to send to `act`.
+        """
+        uploads, owner, fields, ids = self.site.uploads, caller.acting_for(), Fields(), defaultdict[str, list[str]](list)
+        try:
+            came = await uploads.read(request, owner, names)
+            fields = dict(came.fields)
+            try:
+                for name, files in came.files.items():
+                    purpose = {"purpose": TRAINS if name in DATA_FILES else DATA}
+                    while chosen := [file for file in files if file.name or file.bytes]:  # others: none was chosen
+                        files.remove(chosen[0])
+                        kept = await uploads.keep(Form(dict(purpose), {FILE: chosen[:1]}), owner, caller.key)
+                        ids[name].append(kept.id)
+            finally:
+                came.drop()
+            return await self.do(caller, act, **wanted(fields, ids)), fields
+        except Exception as error:
+            for id in (id for own in ids.values() for id in own):  # nobody was told of them
+                await run_in_threadpool(uploads.delete, owner, id, caller.key)
+            if isinstance(error, Gone):
+                raise
+            return refused(request, error), fields
 
     def doing(self, act: Act, back: str) -> Show:
         """Returns what does as a form with numbers alone says about the thing of its path, and goes back to a page."""

@@ -56,3 +56,13 @@ def test_an_owner_who_says_to_act_for_another_one_does_not(managed, operator):
     assert owner.post(f"{ROOT}/act-as", owner="acme").status_code == 403
     owner.client.cookies.set(ACTS_FOR, "acme", path=ROOT)
     assert "acme" not in said(owner.get())
+
+
+def test_a_domain_is_built_of_a_corpus_by_a_form(managed, operator):
+    corpus = [("corpus", ("law.txt", b"a text\n" * 50))]
+    wrong = operator.post(f"{ROOT}/domains", files=corpus, id="none/law")
+    assert wrong.status_code == 400 and mentions(said(wrong), "'none/law'", "Choose the file again")
+    assert 'value="none/law"' in wrong.text and not [*managed.site.uploads._folder.glob("operators/*")]
+    page = operator.post(f"{ROOT}/domains", files=corpus, id="toy/shop", minutes="0.5", parent="")
+    assert page.status_code == 200 and mentions(said(page), "toy/shop", "law.txt"), said(page)
+    assert page.url.path.startswith(f"{ROOT}/jobs/ftjob-")
