@@ -59,7 +59,7 @@ Keep the server:    ./run serve --repository {args.repository}
 Ask it:             ./run hplm infer --tenant {scores[0].tenant.id} "Return the current working directory."
 Who is there:       ./run hplm tenant list --repository {args.repository}
 Build your own:     docs/guide.md
-Let others build:   docs/manager.md
+Let others build:   ./run hplm manager, with its console at http://127.0.0.1:9000: docs/manager.md
 """)
     return 0
 
