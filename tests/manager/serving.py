@@ -97,12 +97,14 @@ class Registry:
 
 
 def fake_base(store: Path, domains: Sequence[str] = ("root", "law")) -> Base:
-    """A backbone `toy` without tenants. Commands are those of `fake_hplm.py`: `faked`."""
+    """A backbone `toy` without tenants. Commands are those of `fake_hplm.py`: `faked`. Tables that a store has stay."""
     for domain in domains:
-        (store / "plot" / domain / "1").mkdir(parents=True, exist_ok=True)
+        if (meta := store / "plot" / domain / "1" / "meta.json").exists():
+            continue
+        meta.parent.mkdir(parents=True)
         sizes = {"n": 3, "causal": False, "vocabulary": 9, "hidden": 4, "dtype": "fp16", "corpus_tokens": 9, "keys": 8}
         parent = {"parent": None, "parent_version": None, "least_cosine": 1.0, "index": IndexMeta(8, 1, 2, {})}
-        TableMeta(domain=domain, version=1, **sizes, **parent).save(store / "plot" / domain / "1" / "meta.json")
+        TableMeta(domain=domain, version=1, **sizes, **parent).save(meta)
     branches = [SimpleNamespace(id=(domain, 1), domain=domain) for domain in domains]
     served: Any = SimpleNamespace(current=lambda: SimpleNamespace(branches=branches, tenants=()), registry=Registry())
     return Base("toy", store, store / "repository", store / "state", served)
