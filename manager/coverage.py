@@ -16,7 +16,6 @@ import numpy as np
 
 from hplm.errors import HplmError
 from hplm.model.config import BackboneConfig
-from hplm.model.prompts import read_tokenizer, unlimited, with_start_id
 from hplm.plot.forest import Chain
 from hplm.plot.table import Table
 
@@ -42,6 +41,8 @@ def parts_of(store: Path, domain: str, version: int, text: str) -> Parts:
 
 
 def _read(store: Path, domain: str, version: int, text: str) -> Parts:
+    from hplm.model.prompts import read_tokenizer, unlimited, with_start_id  # here, for the sake of the manager's memory
+
     config = BackboneConfig.load(store / "backbone.json")
     tokenizer = read_tokenizer(store / "tokenizer.json", unlimited)
     read = tokenizer.encode(text, add_special_tokens=not config.is_decoder)

@@ -50,6 +50,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
         "c64_over_b; c64_over_c; c64_over_echo; c1_added_over_b_ms; batch16_over_b; processor_over_b; c64_grpc_over_b; "
         "processor_us/c64/engine; beyond_b_us/c1/tritonserver; beyond_b_us/batch16/upper; c1_waits/lookup"
     ),
+    "bench job": "p50_over_alone; p99_over_alone; job_cores",
     "bench overload": "on_time_of_admitted; simulated_on_time_of_offered",
     "bench overload --policies fcfs das:row_tokens=64 --variance 2000": "drift/texts_per_s",
     "bench plot": "lookup_us; gather_us; both_to_sequential",
@@ -72,7 +73,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
     "papers tcb --seconds 0.02 --numbers 1 --picture a.svg": "rows/64/DAS/utility; slots/chosen; to_concat/DAS var20/to_naive",
 }
-SERVED = "cascade", "generate", "glue", "overload", "serve", "sizing"
+SERVED = "cascade", "generate", "glue", "job", "overload", "serve", "sizing"
 LENT = {  # a shared server, and which name of a command means it, so that Triton need not start for each
     **{f"bench {name}": ("bare", f"bench.{'decoder_servers' if name == 'generate' else name}.TritonServer") for name in SERVED},
     "comparison": ("bare", "research.comparison.compare.TritonServer"),
