@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,16 @@ class Manner:
     who: str = ""  # as whom a child changes the registry; empty: as this process's user
 
     @property
+    def nice(self) -> int:
+        return 10 if self.is_awaited else 19
+
+    @property
     def wrapped(self) -> list[str]:
         cores = ["taskset", "--cpu-list", ",".join(map(str, self.cores))] if self.cores else []
         limits = [f"--data={self.memory}"] if self.memory else []
         limits += [f"--cpu={self.seconds}:{self.seconds + 30}"] if self.seconds else []  # SIGXCPU, then SIGKILL
         limited = ["prlimit", *limits] if limits else []
-        priority = ["nice", "-n", "10"] if self.is_awaited else ["nice", "-n", "19", "chrt", "--idle", "0"]
+        priority = ["nice", "-n", str(self.nice), *([] if self.is_awaited else ["chrt", "--idle", "0"])]
         return ["setpriv", "--pdeathsig", "SIGKILL", *cores, *limited, *priority]
 
 
@@ -68,6 +73,8 @@ class Child:
                 env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid  # also of its group
+        with suppress(OSError):  # where Linux groups sessions, priorities count inside of a group only, and a group has its own
+            Path(f"/proc/{self.pid}/autogroup").write_text(str(manner.nice))
 
     def look(self) -> bool:
         """Returns whether it has ended."""
