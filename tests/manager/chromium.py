@@ -66,8 +66,13 @@ class Keyboard(Mouse):
         self.page.keyboard.type(text)
 
     def choose(self, label, option):
-        self._to(self.page.get_by_label(label))
-        self.page.keyboard.type(option)
+        self._to(one := self.page.get_by_label(label))
+        self.page.keyboard.press("Home")
+        for _ in range(one.locator("option").count()):
+            if one.evaluate("element => element.selectedOptions[0].text.trim()") == option:
+                return
+            self.page.keyboard.press("ArrowDown")
+        raise AssertionError(f"the arrows do not reach {option}")
 
     def give(self, label, file):
         self._to(self.page.get_by_label(label))
