@@ -209,7 +209,9 @@ class Jobs:
             file.seek(max(0, path.stat().st_size - LONGEST_PROGRESS))
             lines = file.read().splitlines()
         found = [json.loads(line) for line in lines if line.startswith(b'{"what"') and line.endswith(b"}")]
-        return {name: found[-1].get(name) for name in ("what", "done", "of")} if found else None
+        if not found:
+            return None
+        return {"what": self.work(job).readable(found[-1]["what"]), **{name: found[-1].get(name) for name in ("done", "of")}}
 
     def checkpoints(self, job: Job) -> list[dict[str, Any]]:
         """Returns the kept epoch: no other one has weights."""

@@ -21,6 +21,8 @@ from manager.pages import OPERATE, ROOT, Fields, Ids, Pages, fields_of, number, 
 from manager.rights import OPERATOR, Caller
 from manager.watching import Watching
 
+DOMAINS = f"{ROOT}/domains"
+
 
 class Operating:
     def __init__(self, pages: Pages, servers: Sequence[str]) -> None:
@@ -29,7 +31,11 @@ class Operating:
 
     def routes(self) -> list[BaseRoute]:
         shown = {"/operate": self._operate, "/owners": self._owners, "/owners/{name}": self._owner, "/domains": self._domains}
-        done = {"/owners": self._add_owner, "/owners/{name}": self._limit, "/domains": self._build_domain}
+        done = {
+            "/owners": self._add_owner, "/owners/{name}": self._limit, "/records": self._add_record,
+            "/domains/{id:path}/rollback": self._pages.doing(operators.roll_back_domain, DOMAINS),
+            "/domains/{id:path}/delete": self._pages.doing(operators.delete_domain, DOMAINS), "/domains": self._build_domain,
+        }  # fmt: skip
         return [
             *(self._pages.get(path, show, OPERATOR) for path, show in {**shown, "/log": self._log}.items()),
             *(self._pages.post(path, do, OPERATOR) for path, do in done.items()),
@@ -42,9 +48,14 @@ class Operating:
 
         return self._pages.page("operate", caller, **await run_in_threadpool(read))
 
-    async def _owners(self, request: Request, caller: Caller, made: Any = None) -> Response:
+    async def _owners(
+        self, request: Request, caller: Caller, made: Any = None, fields: Fields | None = None, error: Refused | None = None
+    ) -> Response:
         owners = (await self._pages.do(caller, operators.owners))["data"]
-        return self._pages.page("owners", caller, owners=owners, made=made)
+        status, fields = error.status if error is not None else 200, defaultdict(str, fields or {})
+        return self._pages.page(
+            "owners", caller, status, owners=owners, made=made, fields=fields, error=error, backbones=[*self._site.models.bases]
+        )
 
     async def _add_owner(self, request: Request, caller: Caller) -> Response:
         made = await self._pages.do(caller, operators.add_owner, name=(await fields_of(request)).get("name", "").strip())
@@ -61,6 +72,13 @@ class Operating:
         fields: Fields = await fields_of(request)
         limits = {name: value for name in fields if (value := number(fields, name)) is not None}
         await self._pages.do(caller, operators.set_limits, request.path_params, limits=limits)
+        return to(f"{ROOT}/owners")
+
+    async def _add_record(self, request: Request, caller: Caller) -> Response:
+        own = replace(caller, owner=None)  # the file is the operators'
+        served, fields = await self._pages.begin(request, own, {"file": 1}, operators.add_record, _record_in)
+        if isinstance(served, Refused):
+            return await self._owners(request, caller, fields=fields, error=served)
         return to(f"{ROOT}/owners")
 
     async def _domains(
@@ -92,6 +110,11 @@ class Operating:
 def _counted(base: Base) -> dict[str, Any]:
     snapshot = base.manager.current()
     return {"name": base.name, "tenants": len(snapshot.tenants), "tables": len(snapshot.branches)}
+
+
+def _record_in(fields: Fields, ids: Ids) -> dict[str, Any]:
+    """Returns a form as a request for a model of a finished record."""
+    return {**{name: fields.get(name, "").strip() for name in ("id", "model")}, "file": next(iter(ids["file"]), None)}
 
 
 def _domain_in(fields: Fields, ids: Ids) -> dict[str, Any]:

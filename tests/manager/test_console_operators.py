@@ -66,3 +66,14 @@ def test_a_domain_is_built_of_a_corpus_by_a_form(managed, operator):
     page = operator.post(f"{ROOT}/domains", files=corpus, id="toy/shop", minutes="0.5", parent="")
     assert page.status_code == 200 and mentions(said(page), "toy/shop", "law.txt"), said(page)
     assert page.url.path.startswith(f"{ROOT}/jobs/ftjob-")
+
+
+def test_unknown_domains_and_wrong_records_are_refused_by_forms(managed, operator):
+    for verb in ("rollback", "delete"):
+        answer = operator.post(f"{ROOT}/domains/toy/none/{verb}")
+        assert answer.status_code == 404 and mentions(said(answer), "'toy/none'")
+    record = [("file", ("a.safetensors", b"no record"))]
+    for id, model, named in (("nobody.a", "toy", "'nobody.a'"), ("acme.a", "none", "'none'")):
+        wrong = operator.post(f"{ROOT}/records", files=record, id=id, model=model)
+        assert wrong.status_code == 400 and mentions(said(wrong), named, "Choose the file again")
+        assert f'value="{id}"' in wrong.text and not [*managed.site.uploads._folder.glob("operators/*.safetensors")]
