@@ -13,12 +13,12 @@ from hplm_openai.backbones import Backbones
 from manager.app import application
 from manager.models import Base
 from manager.site import Site
-from tests.manager.serving import NOWHERE, fake_base, faked
+from tests.manager.serving import NOWHERE, fake_base, faked, side_by_side
 
 if __name__ == "__main__":
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     is_real = (folder / "repository").exists()
-    with nullcontext() if is_real else faked():
+    with side_by_side(), nullcontext() if is_real else faked():
         store = folder / "store"
         base = Base.open(store, folder / "repository", folder / "state") if is_real else fake_base(store)
         site = Site.open(folder / "manager", [base])

@@ -66,6 +66,14 @@ class Managed:
 
 
 @contextmanager
+def side_by_side() -> Iterator[None]:
+    """Lets jobs compute beside other tests, and not when all of them wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children.Manner, "nice", 0)
+        yield
+
+
+@contextmanager
 def managing(
     folder: Path, bases: Sequence[Base] = (), grpc_url: str = NOWHERE, servers: Sequence[str] = (), **options: Any
 ) -> Iterator[Managed]:
@@ -75,14 +83,15 @@ def managing(
     server = server_of(application(site, gateway, Console(site, gateway, servers).routes()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    try:
-        eventually(lambda: server.started or not thread.is_alive())
-        assert thread.is_alive(), "the manager has not started"
-        yield Managed(site, "{}:{}".format(*listening.getsockname()))
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-        site.close()
+    with side_by_side():
+        try:
+            eventually(lambda: server.started or not thread.is_alive())
+            assert thread.is_alive(), "the manager has not started"
+            yield Managed(site, "{}:{}".format(*listening.getsockname()))
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            site.close()
 
 
 class Registry:
