@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from hplm.server.ports import free_ports, listens
-from manager.console import COOKIE, ROOT
+from manager.pages import ROOT, SESSION
 from testing.toy import WORDS
 from tests.cluster.front import Front, read_answer
 from tests.deploy.door import haproxy, require_haproxy
@@ -83,7 +83,7 @@ def test_a_job_s_events_come_as_they_happen_and_its_page_ends_it(client, browser
         lines = (line for line in events.iter_lines() if line.startswith("data: "))
         assert "Created fine-tuning job" in next(lines)
         signed = browser.post(f"{ROOT}/sign-in", data={"key": secret})
-        assert signed.status_code == 303 and "; Secure" in signed.headers["set-cookie"] and COOKIE in browser.cookies
+        assert signed.status_code == 303 and "; Secure" in signed.headers["set-cookie"] and SESSION in browser.cookies
         page = f"{ROOT}/jobs/{job.id}"
         assert browser.post(f"{page}/cancel", headers={"origin": "https://evil.example"}).status_code == 403
         assert browser.post(f"{page}/cancel").headers["location"] == page
