@@ -42,7 +42,7 @@ def simulate(offered: Arrivals, report: Report, entries: Sequence[dict], setting
     stages = [one["stages"] for one in batches]
     begun, staged, end = np.array([(own["prepare"][0], own["retrieve"][1], own["compute"][1]) for own in stages]).T
     took_ns = np.array([round(1e9 * one["computing"]) for one in batches])
-    # What a staged batch takes beyond its computing, from the end of the one before, with which it may overlap, until its own.
+    # A batch takes this long beyond its computing. It counts from the end of the one before, or from its own staging.
     turns = end - np.maximum(np.append(0.0, end[:-1]), staged) - 1e-9 * took_ns
     # The client's clock begins before the server's, by the way to lookup. That counts as a part of the way back.
     both_ways_s = report.latencies.mean() - np.mean([one["answered"] - one["arrived"] for one in requests])

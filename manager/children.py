@@ -1,4 +1,4 @@
-"""A command of hplm as a child process: it computes when nobody else does, or at a low priority, and ends with the manager."""
+"""A command of hplm as a child process: it computes at the lowest priority, or at a low one, and ends with the manager."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hplm.cli.options import AtLeastOne, Device, NotNegative, Numbers, about
 from hplm.cli.served import StateLocation, state_of
 from hplm.errors import HplmError, InvalidInput
 
-CORES = "numbers of the cores of jobs, between commas (default: all, while nobody else computes)"
+CORES = "numbers of the cores of jobs, between commas (default: all, at the lowest priority)"
 NAME = "name of the owner: its models are NAME and NAME.*"
 FOLDER = "folder of the manager: its records, files and secrets"
 Folder = Annotated[Path, about(FOLDER)]

@@ -1,4 +1,4 @@
-"""What all pages of the console share: sessions, forms, templates, and errors as pages."""
+"""The pages of the console share this: sessions, forms, templates, and errors as pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all endpoints of the manager work with, and the form of their requests."""
+"""A site has all that the endpoints of the manager work with. Requests to them have one form."""
 
 from __future__ import annotations
 

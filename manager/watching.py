@@ -1,4 +1,4 @@
-"""What the replicas of a server say of themselves, by the metrics that they publish."""
+"""Reads how the replicas of a server are, from the metrics that they publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request for a job says about the training, or about a domain."""
+"""Reads what a request for a job says about the training, or about a domain."""
 
 from __future__ import annotations
 

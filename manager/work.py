@@ -1,4 +1,4 @@
-"""What a job does, by its kind: the commands that make a tenant of labelled data, a tenant of a checkpoint, or a domain."""
+"""Gives the commands of a job by its kind: it makes a tenant of labelled data, a tenant of a checkpoint, or a domain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Words = list[object]  # a command of hplm
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of a job's data has said, if it has found no fault."""
+    """A check of a job's data, which has found no fault."""
 
     said: str
     task: str | None = None

@@ -87,7 +87,7 @@ class SideBySide:
 
 
 class Computing(Generic[T]):
-    """What threads compute side by side."""
+    """A batch that threads compute side by side. Yields their results."""
 
     def __init__(self, running: list[Future[None]], found: SimpleQueue[T | int], threads: int) -> None:
         self._running, self._found, self._threads = running, found, threads
