@@ -11,8 +11,8 @@ import time
 import pytest
 
 from builder.worker_processes import Killed, outcomes, worker_processes
-from hplm.errors import HplmError
 from hplm.server.process_group import lives
+from tests.support.here import Here
 from tests.support.message import mentions
 from tests.support.wait import PATIENCE, eventually
 
@@ -75,11 +75,6 @@ def test_ctrl_c_ends_workers_that_are_still_starting_and_says_so_once(tmp_path):
     assert said.count("Traceback") == 1 and said.endswith("KeyboardInterrupt\n")
 
 
-def test_a_killed_job_is_reported_as_killed():
-    with pytest.raises(HplmError, match="memory"), worker_processes(1) as pool:
-        pool.submit(signal.raise_signal, signal.SIGKILL).result()
-
-
 def test_the_others_go_on_beside_a_killed_one():
     """Its place is taken by another process."""
     with worker_processes(2) as pool:
@@ -90,38 +85,29 @@ def test_the_others_go_on_beside_a_killed_one():
 
 
 def once(name, folder):
-    """Is killed beside others where its file is not there yet. One that has enough memory later is not killed again."""
+    """Fails as a job whose process is killed, or that lacks memory. Of these only `fatal` fails a second time."""
     mark = folder / name
-    if name in ("fatal", "greedy") and (name == "fatal" or not mark.exists()):
+    if name in ("fatal", "greedy", "short") and (name == "fatal" or not mark.exists()):
         mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if name == "short" and not mark.exists():
-        mark.touch()
-        raise MemoryError
+        raise MemoryError if name == "short" else Killed
     if name == "wrong":
         raise ZeroDivisionError("a bug")
     return name.upper()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_is_killed_lacks_memory_or_fails_is_named_and_the_others_go_on(tmp_path, capsys, count):
+def test_what_is_killed_lacks_memory_or_fails_is_named_and_the_others_go_on(tmp_path, capsys):
     names = ["fatal", "greedy", "short", "wrong", "modest"]
-    with worker_processes(count) as pool:
-        found = [(name, result) for (name, _), result in outcomes(pool, once, [(name, tmp_path) for name in names])]
+    found = [(name, result) for (name, _), result in outcomes(Here(), once, [(name, tmp_path) for name in names])]
     results = dict(found)
-    assert {name: results[name] for name in ("greedy", "short", "modest")} == {
-        "greedy": "GREEDY",
-        "short": "SHORT",
-        "modest": "MODEST",
-    }
+    assert [results[name] for name in ("greedy", "short", "modest")] == ["GREEDY", "SHORT", "MODEST"]
     assert "killed twice" in results["fatal"] and "ZeroDivisionError" in results["wrong"]
     assert {name for name, _ in found[:2]} == {"wrong", "modest"}, "what was killed comes last"
     assert mentions(capsys.readouterr().err, "a bug", "once")
 
 
 def test_a_full_disk_ends_all():
-    with pytest.raises(OSError, match="full"), worker_processes(1) as pool:
-        list(outcomes(pool, full, [("one", 0), ("two", 0)]))
+    with pytest.raises(OSError, match="full"):
+        list(outcomes(Here(), full, [("one", 0), ("two", 0)]))
 
 
 def full(name, given):
