@@ -66,6 +66,7 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
     if known.intersection(models):
         yield lease.server
         return
+    _until_gone(lease, models)
     for registry in registries_of(repository, lease.state).values():
         registry.begin()
     for model in models:
@@ -75,8 +76,16 @@ def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
         yield lease.server
     finally:
         _unload(lease, models)
-        for model in models:
-            shutil.rmtree(lease.state / model, ignore_errors=True)
+
+
+def _until_gone(lease: Lease, models: Sequence[str]) -> None:
+    """Waits for the end of processes of earlier models with these names, which takes seconds, and removes their state."""
+    try:
+        eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)))
+    except AssertionError as error:
+        _start_again(lease, "ends", str(error))
+    for model in models:
+        shutil.rmtree(lease.state / model, ignore_errors=True)
 
 
 def _load(lease: Lease, models: Sequence[str]) -> None:
@@ -97,7 +106,6 @@ def _unload(lease: Lease, models: Sequence[str]) -> None:
     try:
         for model in models:
             eventually(lambda model=model: _is_unloaded(lease, client, model))
-        eventually(lambda: not any(stub.model in models for stub in stubs(lease.server.pid)))
     except (AssertionError, InferenceServerException) as error:
         lost = str(error)
     for model in models:
