@@ -122,7 +122,8 @@ def test_a_command_ends_with_its_figures(command: str, capfd, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     if lent := lent_to(command):
         server = request.getfixturevalue("server")
-        monkeypatch.setattr(lent[1], partial(loading, server) if lent[0] == "bare" else lambda *_: LentCopy(server))
+        served = partial(loading, server, with_alias=False) if lent[0] == "bare" else lambda *_: LentCopy(server)
+        monkeypatch.setattr(lent[1], served)
         monkeypatch.setenv(chaos.INSIDE, str(tmp_path))  # else it starts again where its disks are small
     if "--door" in command:
         require_haproxy()

@@ -55,14 +55,14 @@ def loads_in_threads() -> Iterator[None]:
 
 
 @contextmanager
-def loading(lease: Lease, repository: Path) -> Iterator[TritonServer]:
+def loading(lease: Lease, repository: Path, with_alias: bool = True) -> Iterator[TritonServer]:
     """Takes the place of `TritonServer(repository)`: the server `bare` loads the models, and unloads them at the end.
 
     Its state gets a registry for each backbone. If it has models with these names already, these answer for the others: a
-    command compares two servers of one store. All repositories have the alias.
+    command compares two servers of one store. `with_alias`: not where nobody asks it, because it takes seconds.
     """
     known = {path.name for path in lease.repository.iterdir()}
-    models = [model for model in model_names(repository) if model != ALIAS or model not in known]
+    models = [model for model in model_names(repository) if model != ALIAS or with_alias]
     if known.intersection(models):
         yield lease.server
         return
