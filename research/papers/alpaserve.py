@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.rows import Positive, Row, Rows, Whole, benchmark, rows_of
+from bench.rows import ONLY_QUICK, Positive, Row, Rows, Whole, benchmark, rows_of
 from bench.run import Curve
 from hplm.placement.problem import Problem
 from hplm.placement.profile import BackboneProfile, Cut, Shape, Terms, best_cut
@@ -41,24 +42,24 @@ class Figure:
     lines: Mapping[str, Line]
     axes: Mapping[str, Sequence[float]]
 
-    def curves(self, most: int) -> dict[str, dict[str, Curve]]:
-        """Returns the lines over at most so many numbers of each axis."""
+    def curves(self, most: int, axes: int | None = None) -> dict[str, dict[str, Curve]]:
+        """Returns the lines over at most so many numbers of each axis, or of the first axes."""
         found: dict[str, dict[str, Curve]] = {}
-        for axis, numbers in self.axes.items():
+        for axis, numbers in islice(self.axes.items(), axes):
             problems = {f"{number:g}": self.setting(**{axis: number}) for number in numbers[-most:]}
             curves = {name: {number: line(own) for number, own in problems.items()} for name, line in self.lines.items()}
             found[f"{self.title} by {AXES[axis]}"] = curves
         return found
 
 
-@benchmark(seconds=5.0, numbers=2)
-def alpaserve(*, seconds: Positive = 200.0, numbers: Whole = 8) -> Rows:
+@benchmark(seconds=5.0, numbers=2, axes=1)
+def alpaserve(*, seconds: Positive = 200.0, numbers: Whole = 8, axes: Annotated[int | None, ONLY_QUICK] = None) -> Rows:
     """Simulates the curves of AlpaServe's Table 2 and Figs. 2, 4 to 9 and 12 to 17. No V100 was used.
 
     :param seconds: of requests in each simulation
     :param numbers: on each axis, at most
     """
-    simulated = {title: curves for figure in figures_of(seconds) for title, curves in figure.curves(numbers).items()}
+    simulated = {title: curves for figure in figures_of(seconds) for title, curves in figure.curves(numbers, axes).items()}
     simulated[TABLE2] |= stated()
     yield Row("source", f"simulated, with profiles of {PAPER['source']}")
     for title, curves in (simulated | cut_curves()).items():

@@ -67,7 +67,7 @@ FIGURES = {  # of each command: figures that must be there, by their paths
         "body/in_time_by_server; body/holds; slow/strangers/refused"
     ),
     "papers alpaserve --seconds 1 --numbers 1 --picture a.svg": (
-        "curves/Table 2: in time by deadline/search; curves/Fig. 17: in time by CV/search"
+        "curves/Table 2: in time by deadline/search; curves/Fig. 17: in time by rate/search"
     ),
     "papers lanes --picture a.svg": "table/waiting queue/tail_ms_stated; lanes/2000/fixed over Eq. 6/times_as_long",
     "papers staging": "pipelined; no_retrieval; no_swapping; synchronous; pipelined_to_synchronous",
