@@ -74,7 +74,7 @@ def test_layers_that_turn_learn_likewise(family, tmp_path):
     """Texts are longer than what near layers see."""
     save_family(tmp_path, family, hidden_size=32, num_attention_heads=4, intermediate_size=64)
     made = load_checkpoint(str(tmp_path), lower=2)
-    _, _, report = run(made, random_documents(made.config, 6000, 20, seed=1), steps=40)
+    _, _, report = run(made, random_documents(made.config, 3000, 20, seed=1), steps=20)
     fitted, end = report["exams"]
     assert report["at_start"]["at_split"] < fitted["at_split"] < end["at_split"] and fitted["score"] < end["score"]
     assert report["at_start"]["at_end"] < fitted["score"]
