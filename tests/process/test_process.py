@@ -21,6 +21,7 @@ from hplm.engine.encoder_client import EncoderClient
 from hplm.engine.service import EncoderService, open_service
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Broken, DeadlineMissed, Draining, Internal, QueueFull
+from hplm.lookup import views
 from hplm.lookup.lookup import Lookup, LookupRequest
 from hplm.metrics.meter import Outcomes
 from hplm.metrics.names import WAITING_TEXTS
@@ -247,8 +248,9 @@ def slow_to_open(hold):
 
 
 @pytest.fixture
-def modelled_by(toy):
-    """Makes engines, each with a service of a class."""
+def modelled_by(toy, monkeypatch):
+    """Makes engines, each with a service of a class. No generation that a request names comes, and none is waited for."""
+    monkeypatch.setattr(views, "OPENING_SECONDS", 0.0)
     made = []
 
     def make(kind):
