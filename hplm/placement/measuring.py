@@ -126,7 +126,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def measure(
-    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, label: str
+    backbone: ProfiledBackbone, devices: Sequence[str], state: Location | None, label: str, rounds: int
 ) -> tuple[BackboneProfile, Samples]:
     """Measures in this process, on the cores that these devices are. Returns the profile without times."""
     if cores := cores_of(devices):
@@ -134,7 +134,7 @@ def measure(
         compute_with(len(cores))
     settings = EncoderSettings.read({**backbone.parameters, **device_parameters(devices)})
     sampler = Sampler(backbone.folder, settings, state)
-    return sampler.profile(), sampler.take(ROUNDS, label)
+    return sampler.profile(), sampler.take(rounds, label)
 
 
 def device_parameters(devices: Sequence[str], engines: int = 1) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _apart(backbone: ProfiledBackbone, devices: Sequence[str], state: Location |
     label = f"{backbone.name}, {len(devices)} device{'s' * (len(devices) > 1)} a stage"
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure, backbone, devices, state, label).result()
+            return process.submit(measure, backbone, devices, state, label, ROUNDS).result()
         except BrokenProcessPool:
             raise Internal(
                 f"the process that measured {label} was killed: see its messages above, or whether the machine has enough "

@@ -12,6 +12,7 @@ from hplm.engine.backbone import Backbone
 from hplm.engine.service import ANSWERING_NS
 from hplm.engine.settings import EncoderSettings
 from hplm.errors import Internal
+from hplm.placement import measuring
 from hplm.placement.measuring import profile_repository, profiled_backbones
 from hplm.placement.profile import Shape, Terms
 from hplm.placement.samples import Sampler, fitted
@@ -32,8 +33,9 @@ def test_the_measured_texts_have_many_lengths(toy):
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_in_processes_of_its_own(toy):
+def test_a_profile_is_measured_in_processes_of_its_own(toy, monkeypatch):
     """Takes seconds: a process for each number of devices computes every batch. The repository may be for other devices."""
+    monkeypatch.setattr(measuring, "ROUNDS", 1)
     before = os.sched_getaffinity(0)
     cores = [f"cpu:{core}" for core in sorted(before)[:2]]
     sources = [replace(one, parameters={**one.parameters, "device": "cuda:0"}) for one in profiled_backbones(toy.repository)]
