@@ -48,6 +48,8 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 from hplm.cli.main import main
+from hplm.tenants import state_folder
+state_folder.UNSEEN_SECONDS = 0.0  # as in tests/support/shared.py
 for line in sys.stdin:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
