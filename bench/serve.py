@@ -1,16 +1,17 @@
 """`hplm bench serve`: a real server beside the bare engine, with one number of tenants or several.
 
-The engine is measured in a process of its own, before the server starts and after it has stopped. So neither takes the other's
-cores, and `engine_drift` shows whether the machine has changed its speed.
+The engine, in a process of its own, and the server take turns. So neither takes the other's cores, and a machine that changes
+its speed changes both.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from subprocess import Popen
@@ -34,6 +35,7 @@ from bench.rows import (
     Whole,
     benchmark,
     expect_text,
+    rows_of_rounds,
     say,
 )
 from bench.server import multiply, private_bytes, random_export, requests_of, settings_of, stage, tenant_id, texts_of, waiting
@@ -57,7 +59,7 @@ MB = 1e6
 LABELS, VECTORS = ("LABEL", "SCORE"), ("EMBEDDING",)  # outputs
 
 
-@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4, busy=1)
+@benchmark(size="toy", tokens=16, tenants=(4,), seconds=0.2, connections=4, busy=1, rounds=1)
 def serve(
     *,
     size: ModelSize = "bert-base",
@@ -68,11 +70,13 @@ def serve(
     dtype: ServedDtype = "auto",
     vectors: bool = False,
     busy: Count = 0,
+    rounds: Annotated[int, ONLY_QUICK] = 3,
 ) -> Rows:
     """Exports a repository of random weights and serves it. Measures one client, and then saturation.
 
     Beside the server are the bare engine, and an ensemble of two models that do nothing. Processor time that both need bounds
-    what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop).
+    what a server could answer: `bound_req_per_s` is 1 / (1 / engine + 1 / noop). All take turns. A figure is the median of the
+    rounds, and stands beside the least and the most.
 
     :param vectors: the tenants answer with vectors, the means of all tokens' states
     :param busy: programs that compute all the time, beside which one client is measured again
@@ -85,42 +89,60 @@ def serve(
     outputs = VECTORS if vectors else LABELS
     with random_export(SIZES[size], count, options, vectors=vectors) as folder:
         bare = BareEngine(folder, texts, tokens, seconds)
-        (before,) = send(bare)
         add_noops(folder.parent, tokens)
         with TritonServer(folder.parent) as server:
             requests, noops = requests_of(folder.name, texts, count, outputs=outputs), requests_of(NOOP, texts, count)
-            alone, saturated = one_and_many(server.http_url, requests, requests, seconds, connections)
-            noop_alone, noop = one_and_many(server.http_url, noops, noops, seconds, connections)
-            with burning(busy):
-                beside = of_connections(server.http_url, requests, requests, seconds, 1) if busy else None
-        (after,) = send(bare)
-    engine_p50, rate = ((before[name] + after[name]) / 2 for name in ("p50_ms", "texts_per_s"))
-    bound, p50 = 1 / (1 / rate + 1 / noop.req_per_s), alone.percentile_ms(50)
-    yield Row("p50_ms", p50, "ms")
-    yield Row("p99_ms", alone.percentile_ms(99), "ms")
-    yield Row("engine_p50_ms", engine_p50, "ms")
-    yield Row("noop_p50_ms", noop_alone.percentile_ms(50), "ms")
-    yield Row("added_ms", p50 - engine_p50, "ms")
-    yield Row(
-        "added_over_noop_ms", p50 - engine_p50 - noop_alone.percentile_ms(50), "ms", most=1.5 if size == "bert-base" else 1.0
-    )
-    if beside is not None:
-        yield Row("busy_p50_ms", beside.percentile_ms(50), "ms")
-        yield Row("busy_p99_ms", beside.percentile_ms(99), "ms")
-        yield Row("busy_over_alone", beside.percentile_ms(50) / p50)
-    yield Row("req_per_s", saturated.req_per_s, "/s")
-    yield Row("engine_req_per_s", rate, "/s")
-    yield Row("noop_req_per_s", noop.req_per_s, "/s")
-    yield Row("bound_req_per_s", bound, "/s")
-    yield Row("share_of_engine", saturated.req_per_s / rate)
-    yield Row("bound_share_of_engine", bound / rate)
-    yield Row("share_of_bound", saturated.req_per_s / bound, least=SHARE_OF_BOUND[size])
-    yield Row("engine_drift", after["texts_per_s"] / before["texts_per_s"])
-    yield Row("generator_cpu_share", saturated.cpu_s / saturated.wall_s)
-    yield Row("dtype", before["dtype"])
+
+            def load(sent: list[bytes], clients: int) -> Report:
+                return of_connections(server.http_url, sent, sent, seconds, clients)
+
+            precision = settings_of(folder).precision.name
+            found = [_figures(bare, partial(load, requests), partial(load, noops), connections, busy) for _ in range(rounds)]
+    targets = {
+        "added_over_noop_ms": ("<=", 1.5 if size == "bert-base" else 1.0),
+        "share_of_bound": (">=", SHARE_OF_BOUND[size]),
+    }
+    yield from rows_of_rounds(found, targets)
+    yield Row("dtype", precision)
     yield Row("threads", torch.get_num_threads())
     if len(tenants) > 1:
         yield from tenants_served(size, tokens, sorted(tenants), seconds, connections, dtype, vectors)
+
+
+def _figures(
+    bare: BareEngine, ours: Callable[[int], Report], noop: Callable[[int], Report], connections: int, busy: int
+) -> dict[str, float]:
+    """Returns the figures of one round. `ours` and `noop` are asked by so many clients."""
+    (engine,) = send(bare)
+    alone, saturated = ours(1), ours(connections)
+    noop_alone, noop_saturated = noop(1), noop(connections)
+    rate, p50 = engine["texts_per_s"], alone.percentile_ms(50)
+    bound, added = 1 / (1 / rate + 1 / noop_saturated.req_per_s), p50 - engine["p50_ms"]
+    found = {
+        "p50_ms": p50,
+        "p99_ms": alone.percentile_ms(99),
+        "engine_p50_ms": engine["p50_ms"],
+        "noop_p50_ms": noop_alone.percentile_ms(50),
+        "added_ms": added,
+        "added_over_noop_ms": added - noop_alone.percentile_ms(50),
+        "req_per_s": saturated.req_per_s,
+        "engine_req_per_s": rate,
+        "noop_req_per_s": noop_saturated.req_per_s,
+        "bound_req_per_s": bound,
+        "share_of_engine": saturated.req_per_s / rate,
+        "bound_share_of_engine": bound / rate,
+        "share_of_bound": saturated.req_per_s / bound,
+        "generator_cpu_share": saturated.cpu_s / saturated.wall_s,
+    }
+    if busy:
+        with burning(busy):
+            beside = ours(1)
+        found |= {
+            "busy_p50_ms": beside.percentile_ms(50),
+            "busy_p99_ms": beside.percentile_ms(99),
+            "busy_over_alone": beside.percentile_ms(50) / p50,
+        }
+    return found
 
 
 def one_and_many(
@@ -165,8 +187,8 @@ class BareEngine:
         engine, stager = open_engine(backbone, settings)
         ready = [text for own in waiting(backbone, self.texts, backbone.view.snapshot.tenants) for text in own]
 
-        def seconds_of(count: int) -> float:
-            times, end = [], time.perf_counter() + self.seconds / 8
+        def seconds_of(count: int, seconds: float = self.seconds / 8) -> float:
+            times, end = [], time.perf_counter() + seconds
             batches = cycle([ready[i : i + count] for i in range(0, len(ready) - count + 1, count)])
             while time.perf_counter() < end or len(times) < 6:
                 start = time.perf_counter()
@@ -177,9 +199,10 @@ class BareEngine:
             return float(np.median(times[1:]))
 
         alone, largest = seconds_of(1), min(BATCH_TOKENS // self.tokens, len(ready))
-        counts = sorted({count for count in (2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
-        rates = [count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")]
-        return {"p50_ms": alone * 1e3, "texts_per_s": max(*rates, 1 / alone), "dtype": settings.precision.name}
+        counts = sorted({count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < largest} | {largest})
+        rates = {count: count / seconds_of(count) for count in tqdm(counts, desc="bare engine, batch sizes")}
+        best = max(counts, key=rates.__getitem__)  # measured again: the best of noisy figures is too good
+        return {"p50_ms": alone * 1e3, "texts_per_s": best / seconds_of(best, self.seconds / 2)}
 
 
 def tenants_served(
