@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import inf
 
+import numpy as np
+
+from hplm.arrays import Array
 from hplm.metrics import names
 from hplm.metrics.names import COUNTER, GAUGE, Histogram, Metric
 
@@ -50,19 +52,12 @@ class Meter:
         """Returns the counts since the last call, and the current gauges."""
         self.look()
         with self._lock:
-            for (_, *labels), (histogram, values) in self._observed.items():
-                self._publish(histogram, sorted(values), *labels)
-            self._observed.clear()
+            observed, self._observed = self._observed, {}
             counts, self._counts = self._counts, defaultdict(float)
-            return counts, dict(self._gauges)
-
-    def _publish(self, histogram: Histogram, values: list[float], *labels: str) -> None:
-        """Adds sorted values to their series. Each counts in all buckets whose bound is not below it."""
-        bucket, total, number = histogram.parts
-        for bound in (*histogram.bounds, inf):
-            self._counts[bucket, (*labels, "+Inf" if bound == inf else f"{bound:g}")] += bisect_right(values, bound)
-        self._counts[total, labels] += sum(values)
-        self._counts[number, labels] += len(values)
+            gauges = dict(self._gauges)
+        for (_, *labels), (histogram, values) in observed.items():  # not behind the lock: requests would wait meanwhile
+            _publish(counts, histogram, np.sort(values), *labels)
+        return counts, gauges
 
     def keeps(self, series: Series) -> bool:
         """Whether a series is still published."""
@@ -81,6 +76,16 @@ class Meter:
         with self._lock:
             for series, count in counts.items():
                 self._counts[series] += count
+
+
+def _publish(counts: defaultdict[Series, float], histogram: Histogram, values: Array, *labels: str) -> None:
+    """Adds sorted values to their series. Each counts in all buckets whose bound is not below it."""
+    bucket, total, number = histogram.parts
+    bounds = (*histogram.bounds, inf)
+    for bound, below in zip(bounds, np.searchsorted(values, bounds, side="right").tolist(), strict=True):
+        counts[bucket, (*labels, "+Inf" if bound == inf else f"{bound:g}")] += below
+    counts[total, labels] += float(values.sum())
+    counts[number, labels] += len(values)
 
 
 def _series(metric: Metric, kind: str, labels: tuple[str, ...]) -> Series:
