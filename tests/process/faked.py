@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -51,7 +52,8 @@ class Engine:
             if isinstance(message, Begin):
                 starts, self.begin = self._world.starts, message
                 if starts:
-                    self.channel.send(Ready())
+                    with suppress(OSError):  # the client has closed meanwhile, as the end of the messages will say
+                        self.channel.send(Ready())
             elif isinstance(message, bytearray):
                 self.has |= {number: name for number, _, name, _ in requests_in(message)}
             elif isinstance(message, Shutdown) and not self._world.is_stubborn:
