@@ -18,15 +18,13 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StateLocat
     :param placement: what `hplm place search` wrote
     :param to: new folder for the repositories
     """
-    from builder.publish.groups import emit, gaps
+    from builder.publish.groups import emit
     from hplm.placement.placement import Placement
 
     state = checked_state(state)
     placed = Placement.read(placement)
-    emitted = emit(placed, repository, to, state)
-    missing = gaps(placed, repository, state)
     groups: list[dict[str, Any]] = []
-    for one in emitted:
+    for one in emit(placed, repository, to, state):
         group = one.group
         print(
             f"{group.name} on {', '.join(group.devices)} of {group.machine}: {one.tenants} tenants of {some(group.units)}\n"
@@ -34,6 +32,6 @@ def emit(*, placement: Path, repository: Repository, to: Path, state: StateLocat
         )
         own = {"name": group.name, "machine": group.machine, "devices": group.devices}
         groups.append({**own, "repository": str(one.repository), "tenants": one.tenants, "command": one.command})
-    for gap in missing:
-        print(f"note: {gap}")
-    return {"groups": groups, "gaps": missing}
+    for unit in placed.unplaced:
+        print(f"note: no group serves {unit.name} ({unit.tenants} tenants)")
+    return {"groups": groups, "unplaced": [unit.name for unit in placed.unplaced]}

@@ -17,7 +17,7 @@ from builder.publish.export import check_copies, copy_file
 from builder.publish.model_configs import ALIAS, write_upper
 from builder.store.store import written_folder
 from hplm.engine.settings import check_in_flight
-from hplm.errors import InvalidInput, some
+from hplm.errors import InvalidInput
 from hplm.location import Location
 from hplm.model.config import BackboneConfig
 from hplm.parameters import Parameters, parameters_of
@@ -61,13 +61,13 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Location |
     for group in placement.groups:
         for backbone in group.cuts:
             _check_backbone(placement, group, repository, backbone)
-        _check_runs(placement, group)
+        _check_runs(group)
     emitted: list[Emitted] = []
     with written_folder(folder) as writing:
         for group in placement.groups:
             tenants = 0
             for backbone in group.cuts:
-                chosen = _filter(placement, group.units, repository, backbone, state)
+                chosen = _filter(placement, group, repository, backbone, state)
                 tenants += _check_tenants(placement, group, backbone, chosen, served_tenants(repository, state, backbone))
                 _emit_backbone(group, repository, backbone, writing / group.name, chosen)
                 parameters = _parameters(placement, group, repository, backbone)
@@ -79,21 +79,10 @@ def emit(placement: Placement, repository: Path, folder: Path, state: Location |
     return emitted
 
 
-def gaps(placement: Placement, repository: Path, state: Location | None = None) -> list[str]:
-    """Returns a sentence that names the tenants which no group serves; none if there are none."""
-    placed = [unit for group in placement.groups for unit in group.units]
-    unserved: list[str] = []
-    for backbone in dict.fromkeys(unit.backbone for unit in placement.units):
-        chosen = _filter(placement, placed, repository, backbone, state)
-        tenants = served_tenants(repository, state, backbone)
-        unserved += [f"{backbone}/{tenant.id}" for _, tenant in tenants if not chosen.takes(tenant)]
-    return [f"no group serves {len(unserved)} tenants: {some(unserved)}"] if unserved else []
-
-
-def _filter(placement: Placement, names: Sequence[str], repository: Path, backbone: str, state: Location | None) -> Filter:
-    """Returns what a server with these units takes of a backbone: also the domains that theirs fall back to."""
+def _filter(placement: Placement, group: Group, repository: Path, backbone: str, state: Location | None) -> Filter:
+    """Returns what a group's server takes of a backbone: also the domains that those of its units fall back to."""
     units = [unit for unit in placement.units if unit.backbone == backbone]
-    own = [unit for unit in units if unit.name in names]
+    own = [unit for unit in units if unit.name in group.units]
     parents = {branch["domain"]: branch["parent"] for branch in served_branches(repository, state, backbone)}
     domains: set[str] = set()
     for unit in own:
@@ -110,7 +99,7 @@ def _short(unit: Unit) -> str:
     return unit.name.removeprefix(f"{unit.backbone}/")
 
 
-def _check_runs(placement: Placement, group: Group) -> None:
+def _check_runs(group: Group) -> None:
     """Refuses groups that no server can run yet."""
     if group.stages > 1 and group.intra > 1:
         raise InvalidInput(
@@ -121,8 +110,6 @@ def _check_runs(placement: Placement, group: Group) -> None:
         raise InvalidInput(
             f"group {group.name!r} has {group.intra} GPUs a stage, but this version takes one: profile with --intra 1"
         )
-    if not group.units:
-        raise InvalidInput(f"group {group.name!r} has no units, so it would serve nothing: leave it out of the placement")
 
 
 def _check_backbone(placement: Placement, group: Group, repository: Path, backbone: str) -> None:
