@@ -124,10 +124,10 @@ class _Away(Executor):
             return job()  # which refuses it
         store, errors = self._store, self._ray.exceptions
         with locked_tenant(store, tenant_id):
-            had, refused = store.tenant_versions(tenant_id), Refused.of(store, tenant_id).files
+            had, refused = store.tenant_versions(tenant_id), Refused.of(store, tenant_id).file
             before = [store.tenant_folder(tenant_id, version) for version in had]
             paths = _paths_in(given)
-            own = {str(file.resolve()): file.read_bytes() for path in (*refused, *paths) for file in _files_of(path)}
+            own = {str(file.resolve()): file.read_bytes() for path in (refused, *paths) for file in _files_of(path)}
             own |= {str(file.resolve()): self._there(file, paths) for folder in before for file in _files_of(folder)}
             there = f"{self._root}{store.folder.resolve()}"
             task = self._task.remote(self._root, there, self._shared, own, tenant_id, had, _packed(job, "", self._root))
@@ -146,12 +146,11 @@ class _Away(Executor):
                 with written_folder(store.tenant_folder(tenant_id, version)) as folder:
                     for name, content in files.items():
                         (folder / name).write_bytes(content)
-            for file in reversed(refused):
-                file.unlink(missing_ok=True)
-            for file in refused if kept else ():
-                file.parent.mkdir(exist_ok=True)
-                with replaced(file) as temporary:
-                    temporary.write_bytes(kept[file.name])
+            refused.unlink(missing_ok=True)
+            if kept is not None:
+                refused.parent.mkdir(exist_ok=True)
+                with replaced(refused) as temporary:
+                    temporary.write_bytes(kept)
             return result
 
     def _there(self, file: Path, paths: list[Path]) -> bytes:
@@ -192,15 +191,15 @@ def _done_there(
     for path, content in own.items():
         _written(root, path).write_bytes(content)
     opened = Store(Path(store))
-    refused = Refused.of(opened, tenant_id).files
+    refused = Refused.of(opened, tenant_id).file
     try:
         result = _unpacked(job)()
         new = (opened.tenant_folder(tenant_id, one) for one in opened.tenant_versions(tenant_id) if one not in had)
         versions = {int(folder.name): {file.name: _content(file, root) for file in folder.iterdir()} for folder in new}
-        kept = {file.name: _content(file, root) for file in refused if file.exists()}
+        kept = refused.read_bytes() if refused.exists() else None
         return _packed((result, versions, kept), root, "")
     finally:
-        for path in (*(Path(root + name) for name in own), *refused):
+        for path in (*(Path(root + name) for name in own), refused):
             path.unlink(missing_ok=True)
         shutil.rmtree(opened.folder / "tenants" / tenant_id, ignore_errors=True)
 

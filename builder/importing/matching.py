@@ -6,6 +6,7 @@ changed below the tables no tenant can have, so the report says how many answers
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +30,7 @@ from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
 from builder.page import import_page
 from builder.pictures import draw_learning
-from builder.store.resumable import read_json, replaced, write_json
+from builder.store.resumable import replaced
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
 from builder.store.version import Weights
@@ -86,44 +87,28 @@ class Unlike(InvalidInput):
 class Refused:
     """The newest refused import of a tenant: its report and its weights, so that the same command need not learn again."""
 
-    folder: Path
-    tenant_id: str
+    file: Path
 
     @classmethod
     def of(cls, store: Store, tenant_id: str) -> Refused:
-        return cls(store.folder / "refused", tenant_id)
+        return cls(store.folder / "refused" / f"{tenant_id}.pt")
 
-    @property
-    def files(self) -> list[Path]:
-        """Its files, in the order in which they are written."""
-        return [self._weights, self._report]
-
-    @property
-    def _report(self) -> Path:
-        return self.folder / f"{self.tenant_id}.json"
-
-    @property
-    def _weights(self) -> Path:
-        return self.folder / f"{self.tenant_id}.pt"
-
-    def report(self, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the report if the same was asked."""
-        found = read_json(self._report) if self._report.exists() and self._weights.exists() else {}
-        return found if found.get("asked") == asked else None
-
-    def weights(self) -> Weights:
-        """Returns the adapter and the head."""
-        return torch.load(self._weights, weights_only=True)
+    def read(self, asked: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Weights] | None:
+        """Returns the report and the weights if the same was asked. `folder`: where the checkpoint is now."""
+        if not self.file.exists():
+            return None
+        kept = torch.load(self.file, weights_only=True)
+        report = json.loads(kept["report"])
+        report["imported"]["from"] = str(folder.resolve())
+        return (report, kept["weights"]) if report["asked"] == asked else None
 
     def keep(self, report: dict[str, Any], model: TenantModel) -> None:
-        self.folder.mkdir(exist_ok=True)
-        with replaced(self._weights) as temporary:
-            torch.save(model.stored(), temporary)
-        write_json(self._report, report)
+        self.file.parent.mkdir(exist_ok=True)
+        with replaced(self.file) as temporary:
+            torch.save({"report": json.dumps(report), "weights": model.stored()}, temporary)
 
     def remove(self) -> None:
-        self._report.unlink(missing_ok=True)  # first: without it the weights count for nothing
-        self._weights.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -182,8 +167,8 @@ def import_checkpoint(
         if before is not None and stored is not None and options.test is None:
             return before, stored
         refused = Refused.of(store, tenant_id)
-        if (kept := refused.report(step.inputs)) is not None:
-            _check_agreement(kept, folder, matching)
+        if (kept := refused.read(step.inputs, folder)) is not None:
+            _check_agreement(kept[0], folder, matching)
         found = family.read(folder, options.labels, options.task)
         before, tested = checked(store, tenant_id, found.head.task, found.labels, options.test)
         if before is not None:
@@ -197,10 +182,10 @@ def import_checkpoint(
         if before is not None and stored is not None:  # only its scores are new
             return before, stored | scores(TunedModel.of_tenant(store, before, device))
         if kept is not None:
-            adapter, head = refused.weights()
+            report, (adapter, head) = kept
             assert adapter is not None  # its rank is not 0
             tenant = TunedModel.of(PlotBody.of(store), (layout, adapter), found.head_of(head), *own)
-            report = kept | scores(tenant)
+            report |= scores(tenant)
         else:
             refused.remove()  # of another checkpoint, or of other options
             parts = texts.divided(reader, task.unlabelled(), labels, matching.most_texts, matching.seed)
