@@ -7,7 +7,7 @@ tokens of its corpus. Some windows are shortened while it learns. In exams all a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,10 @@ from builder.learning.distil import WAY_OUT, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import ParameterGroup, Training, half_precision, products_dtype, train
 from builder.learning.progress import Exam, Progress
-from builder.learning.windows import Shrinking, TextPack, Windowed, in_packs, index_of, reading
-from hplm.model.attention import CausalAttention
+from builder.learning.windows import Shrinking, SplitModel, TextPack, Windowed, in_packs, index_of, reading
 from hplm.model.checkpoint import Checkpoint
 from hplm.model.config import BackboneConfig
-from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
+from hplm.model.stacks import LowerStack, UpperStack
 
 STATES_SHARE = 0.25  # of a root's budget, in which the lower layers learn the states at the split
 LEARNING_UPPER = 4  # upper layers that learn with them
@@ -111,39 +110,21 @@ def _chunks(rows: int) -> Iterator[slice]:
     return (slice(start, start + ROWS) for start in range(0, rows, ROWS))
 
 
-class CausalStudent:
-    """The two halves of a decoder as they are served, and the whole one that teaches them; None for a domain."""
+def causal_lesson(
+    windows: Shrinking, whole: WholeDecoderBody | None, texts: list[np.ndarray], chance: np.random.Generator | None,
+    to_the_end: bool = True,
+) -> CausalLesson:  # fmt: skip
+    """`whole`: the model that teaches; None for a domain. `chance`: shortens some windows.
 
-    def __init__(
-        self, config: BackboneConfig, lower: LowerStack, upper: UpperStack, whole: WholeDecoderBody | None, device: torch.device
-    ) -> None:
-        self.config, self.device, self.whole = config, device, whole
-        self.lower, self.upper = lower.to(device).requires_grad_(False), upper.to(device).requires_grad_(False)
-        self.matrix = upper.next_token.weight.detach().to(products_dtype(device))
-        self._windows = Shrinking(config, device)
-
-    def lesson(self, texts: list[np.ndarray], chance: np.random.Generator | None, to_the_end: bool = True) -> CausalLesson:
-        """`chance`: shortens some windows. `to_the_end`: the whole model computes more layers than those up to the split."""
-        tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
-        packed, before = self._windows(tokens, lengths, chance), predicting(lengths)
-        rows, following = (index_of(numbers, self.device) for numbers in (before, tokens[before + 1]))
-        at_split = at_end = None
-        if self.whole is not None:
-            own = index_of(tokens, self.device)
-            at_split, at_end = self.whole.taught(own, packed.positions, packed.lengths, rows if to_the_end else None)
-        return CausalLesson(**vars(packed), before=rows, following=following, at_split=at_split, at_end=at_end)
-
-    def entered(self, lesson: Windowed) -> Tensor:
-        """Returns what enters the upper layers."""
-        sums = self.lower.window.aggregate(self.lower(lesson.windows).index_select(0, lesson.window_of))
-        return self.upper.enter(sums, lesson.positions)
-
-    def read(self, lesson: CausalLesson) -> Tensor:
-        """Returns what the matrix makes the logits of next tokens from."""
-        entered = self.entered(lesson)
-        attend = CausalAttention(lesson.lengths, self.config.heads)
-        turn = turn_of(self.config, lesson.positions, entered.dtype)
-        return self.upper.final_norm(through(self.upper.layers, entered, attend, rows=lesson.before, turn=turn))
+    `to_the_end`: the whole model computes more layers than those up to the split.
+    """
+    tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+    packed, before = windows(tokens, lengths, chance), predicting(lengths)
+    own, rows, following = (index_of(numbers, windows.device) for numbers in (tokens, before, tokens[before + 1]))
+    at_split = at_end = None
+    if whole is not None:
+        at_split, at_end = whole.taught(own, packed.positions, packed.lengths, rows if to_the_end else None)
+    return CausalLesson(**vars(packed), before=rows, following=following, at_split=at_split, at_end=at_end)
 
 
 def learn_windows(
@@ -156,17 +137,18 @@ def learn_windows(
     """
     held_out, training = (_pieces(part) for part in split_documents(documents, seed))
     whole = None if checkpoint is None else WholeDecoderBody(checkpoint).to(device).eval().requires_grad_(False)
-    student = CausalStudent(config, lower, upper, whole, device)
-    batches = partial(reading, config, training, seed, device)
+    student = SplitModel(lower, upper).to(device).requires_grad_(False)
+    matrix = upper.next_token.weight.detach().to(products_dtype(device))
+    lesson, batches = partial(causal_lesson, Shrinking(config, device), whole), partial(reading, config, training, seed, device)
     with half_precision(device):
         packs = passing_bar(in_packs(held_out), "asking the original", unit="batch")
-        held = [student.lesson(texts, None) for texts in packs]
+        held = [lesson(texts, None) for texts in packs]
     wanted = sum(len(one.before) for one in held)
 
     @torch.no_grad()
     def loss_of_all(read: Iterable[Tensor]) -> float:
         pairs = zip(read, held, strict=True)
-        return sum(float(entropies(own, student.matrix, one.following).sum()) for own, one in pairs) / wanted
+        return sum(float(entropies(own, matrix, one.following).sum()) for own, one in pairs) / wanted
 
     of_whole = loss_of_all(one.at_end for one in held if one.at_end is not None) if whole is not None else 0.0
 
@@ -175,13 +157,13 @@ def learn_windows(
         """The score is the whole model's perplexity over that of the halves; of a domain, the chance of a next token."""
         with half_precision(device):
             bar = passing_bar(held, "scoring held-out texts", unit="batch")
-            loss = loss_of_all(student.read(one) for one in bar)
+            loss = loss_of_all(student(one, one.before)[1] for one in bar)
         return Exam(math.exp(of_whole - loss), round(loss, 4), facts={"perplexity": round(math.exp(loss), 3)})
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
-        lesson = student.lesson(*texts)
-        loss = NextTokens.apply(student.read(lesson), student.matrix, lesson.following, lesson.at_end)
-        return loss, lesson.tokens
+        given = lesson(*texts)
+        _, read = student(given, given.before)
+        return NextTokens.apply(read, matrix, given.following, given.at_end), given.tokens
 
     start = examined() if whole is not None else None  # a domain's training begins with this exam
     before, main = Progress(), budget
@@ -189,15 +171,12 @@ def learn_windows(
     groups = [ParameterGroup(DOMAIN_RATE if checkpoint is None else LOWER_RATE, inside)]
     if checkpoint is not None:
         file = saved.with_name(f"{saved.stem}-states{saved.suffix}") if saved is not None else None
-        before, main = (
-            _learn_states(student, held, batches, groups, budget.part(STATES_SHARE), file),
-            budget.part(1 - STATES_SHARE),
-        )
+        before = _learn_states(student, lesson, held, batches, groups, budget.part(STATES_SHARE), device, file)
+        main = budget.part(1 - STATES_SHARE)
         groups.append(ParameterGroup(UPPER_RATE, dict(upper.layers[:LEARNING_UPPER].named_parameters("upper.layers"))))
     learning = Training("adapting", device, groups, batches, loss_of, examined, WAY_OUT, exams=EXAMS)
     now = train(learning, replace(main, until=budget.until), saved)
-    for half in (lower, upper):
-        half.requires_grad_(True)
+    student.requires_grad_(True)
     kept = now.exams[now.kept]
     return {
         "documents": len(documents),
@@ -216,28 +195,28 @@ def learn_windows(
 
 
 def _learn_states(
-    student: CausalStudent, held: Sequence[CausalLesson], batches: Any, groups: Sequence[ParameterGroup], budget: Budget,
-    saved: Path | None,
+    student: SplitModel, lesson: Callable[..., CausalLesson], held: Sequence[CausalLesson], batches: Any,
+    groups: Sequence[ParameterGroup], budget: Budget, device: torch.device, saved: Path | None,
 ) -> Progress:  # fmt: skip
     """Trains the lower layers on the whole model's states at the split. A text's first token has its own exactly."""
     states = [one.at_split[one.positions > 0] for one in held if one.at_split is not None]
     variance = float(torch.cat(states).float().var(0, unbiased=False).sum())
 
-    def error_of(lesson: CausalLesson) -> Tensor:
-        assert lesson.at_split is not None
-        rows = lesson.positions > 0
-        own, wanted = student.entered(lesson)[rows].float(), lesson.at_split[rows].float()
+    def error_of(given: CausalLesson) -> Tensor:
+        assert given.at_split is not None
+        rows = given.positions > 0
+        own, wanted = student.entered(given)[rows].float(), given.at_split[rows].float()
         return (own - wanted).square().sum() / (len(own) * variance)
 
     def loss_of(texts: TextPack) -> tuple[Tensor, int]:
-        lesson = student.lesson(*texts, to_the_end=False)
-        return error_of(lesson), lesson.tokens
+        given = lesson(*texts, to_the_end=False)
+        return error_of(given), given.tokens
 
     @torch.no_grad()
     def examined() -> Exam:
-        with half_precision(student.device):
+        with half_precision(device):
             errors = [(float(error_of(one)), one.tokens) for one in held]
         error = sum(own * tokens for own, tokens in errors) / sum(tokens for _, tokens in errors)
         return Exam(1 - error, error)
 
-    return train(Training("adapting to the split", student.device, groups, batches, loss_of, examined, WAY_OUT), budget, saved)
+    return train(Training("adapting to the split", device, groups, batches, loss_of, examined, WAY_OUT), budget, saved)

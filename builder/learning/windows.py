@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from builder.learning.bodies import WholeBody
 from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
-from hplm.model.attention import PackedAttention
+from hplm.model.attention import CausalAttention, PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
 from hplm.model.tensors import sent
@@ -129,7 +130,7 @@ def index_of(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 class SplitModel(nn.Module):
-    """Lower and upper stack, one after the other, as lookup and upper in serving."""
+    """Lower and upper stack, one after the other, as they are served."""
 
     def __init__(self, lower: LowerStack, upper: UpperStack) -> None:
         super().__init__()
@@ -139,10 +140,14 @@ class SplitModel(nn.Module):
         vectors = self.lower(lesson.windows)
         return self.lower.window.aggregate(vectors.index_select(0, lesson.window_of))
 
-    def forward(self, lesson: Windowed) -> tuple[Tensor, Tensor]:
-        """Returns the hidden states at the split, and at the end as heads read them."""
-        segments = torch.zeros_like(lesson.positions)
-        attend = PackedAttention(lesson.lengths, self.lower.heads, lesson.positions.device)
-        entered = self.upper.enter(self.sums(lesson), lesson.positions, segments)
-        turn = turn_of(self.upper.config, lesson.positions, entered.dtype)
-        return entered, self.upper.leave(through(self.upper.layers, entered, attend, turn=turn))
+    def entered(self, lesson: Windowed) -> Tensor:
+        """Returns the hidden states at the split."""
+        return self.upper.enter(self.sums(lesson), lesson.positions, torch.zeros_like(lesson.positions))
+
+    def forward(self, lesson: Windowed, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the hidden states at the split, and at the end as heads read them. `rows`: the tokens that are read there."""
+        entered, config = self.entered(lesson), self.upper.config
+        of_encoder = partial(PackedAttention, device=entered.device)
+        attend = (CausalAttention if config.is_decoder else of_encoder)(lesson.lengths, config.heads)
+        turn = turn_of(config, lesson.positions, entered.dtype)
+        return entered, self.upper.leave(through(self.upper.layers, entered, attend, rows=rows, turn=turn))

@@ -15,14 +15,15 @@ from builder.learning.bodies import WholeDecoderBody
 from builder.learning.causal import (
     OF_TEXT,
     PIECE,
-    CausalStudent,
     NextTokens,
     _pieces,
+    causal_lesson,
     learn_windows,
     logs_of,
     predicting,
 )
 from builder.learning.limits import Budget
+from builder.learning.windows import Shrinking
 from builder.store import resumable
 from builder.tables.domain import DomainOptions, build_domain
 from builder.tables.root import RootOptions, build_root
@@ -161,15 +162,15 @@ def test_an_interrupted_training_ends_the_same(tiny, tmp_path, monkeypatch, at):
     monkeypatch.setattr(resumable, "SECONDS_BETWEEN", 0.0)
     for saved_at in (None, tmp_path / "learning.pt"):
         if saved_at is not None:
-            calls, lesson = iter(range(at)), CausalStudent.lesson
+            calls = iter(range(at))
 
-            def cut(*given, calls=calls, lesson=lesson, **named):
+            def cut(*given, calls=calls, **named):
                 if next(calls, None) is None:
                     raise KeyboardInterrupt
-                return lesson(*given, **named)
+                return causal_lesson(*given, **named)
 
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(CausalStudent, "lesson", cut)
+                patch.setattr("builder.learning.causal.causal_lesson", cut)
                 checkpoint, lower, upper = loaded(tiny)
                 learn_windows(checkpoint, checkpoint.config, lower, upper, documents, Budget(steps=8), 0, DEVICE, saved_at)
             assert list(tmp_path.iterdir())
@@ -212,9 +213,8 @@ def test_a_decoder_guesses_no_masked_words(tiny, corpus, tmp_path):
 
 
 def test_a_lesson_asks_for_the_token_behind_each_one_of_the_same_text(tiny):
-    checkpoint, lower, upper = loaded(tiny)
-    student = CausalStudent(checkpoint.config, lower, upper, None, DEVICE)
-    lesson = student.lesson([np.array([START, 1, 2]), np.array([START, 3])], np.random.default_rng(0))
+    windows, texts = Shrinking(loaded(tiny)[0].config, DEVICE), [np.array([START, 1, 2]), np.array([START, 3])]
+    lesson = causal_lesson(windows, None, texts, np.random.default_rng(0))
     assert (lesson.before.tolist(), lesson.following.tolist()) == ([0, 1, 3], [1, 2, 3])
 
 
