@@ -17,8 +17,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from builder.console import say
 from hplm.errors import HplmError, kind_of
 from hplm.memory import machine_memory
@@ -110,6 +108,8 @@ def worker_processes(count: int, threads: int | None = None) -> Generator[Worker
 def _begin(told: Connection, threads: int | None) -> None:
     """Ends this process when its owner is killed or closes the pipe; otherwise the pool would wait for work for ever."""
     if threads is not None:
+        import torch  # it takes seconds, and not all work needs it
+
         torch.set_num_threads(threads)
     owner = parent_process()
     assert owner is not None  # this is a worker
