@@ -50,6 +50,8 @@ def run(
         after that of --url)
     :param memory: GB that a job may have; 0: no limit
     """
+    import tempfile
+
     from hplm.server.ports import listen, reachable
     from hplm.tenants.taken import check_addresses
     from hplm_openai.__main__ import server_of
@@ -67,6 +69,7 @@ def run(
     check_addresses(servers := servers or (f"{host}:{int(grpc_port) + 1}",))
     bases = [Base.open(one, repository, place) for one in store]
     site = Site.open(folder.absolute(), bases, Manner(cores, round(memory * 1e9), device), at_once)
+    tempfile.tempdir = str(folder.absolute())  # uploads are on the disk that was looked at for their room
     gateway = Gateway(lambda: Backbones(url, [], 600.0), RequestLimits())
     listening = listen(address, port, "--port")
     host, number = listening.getsockname()[:2]

@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 
 async def add_file(site: Site, request: Request, caller: Caller) -> Response:
     owner = caller.acting_for()
-    form = await site.uploads.read(request, owner)
-    return JSONResponse(uploads.told(await site.uploads.keep(form, owner, caller.key)))
+    async with site.uploads.form(request, owner) as (fields, came):
+        kept = await site.uploads.keep(next(iter(came.get(uploads.FILE, ())), None), fields, owner, caller.key)
+    return JSONResponse(uploads.told(kept))
 
 
 def files(site: Site, asked: Asked) -> Any:

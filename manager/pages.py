@@ -25,7 +25,7 @@ from manager.app import ENDPOINTS, refused
 from manager.jobs import DATA_FILES
 from manager.rights import ASK, MANAGE, OPERATOR, SESSION_SECONDS, Caller
 from manager.site import ALLOWED, HEADERS, Act, Asked, Site, allowed
-from manager.uploads import DATA, FILE, TRAINS, Form
+from manager.uploads import DATA, TRAINS
 
 ROOT, SESSION, ACTS_FOR = "/console", "hplm_session", "hplm_acts_for"  # the last two are cookies
 OPERATE = f"{ROOT}/operate"  # where operators begin
@@ -100,17 +100,12 @@ class Pages:
         """
         uploads, owner, fields, ids = self.site.uploads, caller.acting_for(), Fields(), defaultdict[str, list[str]](list)
         try:
-            came = await uploads.read(request, owner, names)
-            fields = dict(came.fields)
-            try:
-                for name, files in came.files.items():
+            async with uploads.form(request, owner, names) as (fields, files):
+                for name, came in files.items():
                     purpose = {"purpose": TRAINS if name in DATA_FILES else DATA}
-                    while chosen := [file for file in files if file.name or file.bytes]:  # others: none was chosen
-                        files.remove(chosen[0])
-                        kept = await uploads.keep(Form(dict(purpose), {FILE: chosen[:1]}), owner, caller.key)
-                        ids[name].append(kept.id)
-            finally:
-                came.drop()
+                    for file in came:
+                        if file.filename or file.size:  # else none was chosen
+                            ids[name].append((await uploads.keep(file, purpose, owner, caller.key)).id)
             return await self.do(caller, act, **wanted(fields, ids)), fields
         except Exception as error:
             for id in (id for own in ids.values() for id in own):  # nobody was told of them

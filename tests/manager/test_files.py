@@ -1,8 +1,12 @@
 """Files by the stock client of OpenAI, and what is wrong with uploads."""
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 import openai
 import pytest
@@ -108,22 +112,30 @@ def test_a_file_beyond_the_limit_is_refused_at_once_and_while_it_comes(managed):
         )
 
 
+def unnamed():
+    """The open files of this process that have no name: those of forms that come."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(os.readlink(path))
+    return [one for one in found if one.startswith(tempfile.gettempdir()) and one.endswith("(deleted)")]
+
+
 def test_what_was_sent_by_a_client_that_has_gone_is_removed(managed):
-    before, secret = on_disk(managed), managed.secret("acme")
+    before, secret = (on_disk(managed), unnamed()), managed.secret("acme")
     head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\ncontent-type: {FORM['content_type']}\r\n"
-    body = form(("file", "a.jsonl", LINE * 100))
+    body = form(("file", "a.jsonl", LINE * 80_000))
     with socket.create_connection(managed.url.split(":")) as connection:
-        connection.sendall(head.encode() + b"content-length: 100000\r\n\r\n" + body[:500])
-        eventually(lambda: len(on_disk(managed)) > len(before))
-    eventually(lambda: on_disk(managed) == before)
+        connection.sendall(head.encode() + b"content-length: 3000000\r\n\r\n" + body[:-500])
+        eventually(lambda: len(unnamed()) > len(before[1]))
+    eventually(lambda: (on_disk(managed), unnamed()) == before)
 
 
 def test_files_without_a_row_go_at_the_start_and_others_at_their_end(managed):
     site, client = managed.site, managed.client("swept")
     kept, gone = (client.files.create(file=("a.jsonl", LINE), purpose="fine-tune") for _ in range(2))
     folder = site.uploads._folder / "swept"
-    (folder / "0123.coming").write_text("a part")
-    (folder / "file-unknown.jsonl").write_text("renamed, without a row")
+    (folder / "file-unknown.jsonl").write_text("copied, without a row")
     site.records._do("UPDATE files SET expires = 5 WHERE id = ?", gone.id)
     site.uploads.remove_unknown()
     site.uploads.sweep()
