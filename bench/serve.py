@@ -43,8 +43,9 @@ from builder.publish.model_configs import ServingOptions
 from hplm.adapters.layout import Layout
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import computed
+from hplm.engine.laid import StagingSettings
 from hplm.engine.served import open_engine
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.server import TritonServer
 from hplm.tenants.snapshot import Snapshot
 from loadtest.encode import infer_request

@@ -19,7 +19,8 @@ from hplm.adapters.layout_rows import LayoutRows, adapted, adapted_last, means, 
 from hplm.arrays import Array
 from hplm.engine.exits import ExitAudit
 from hplm.engine.graphs import Graphs, can_record
-from hplm.engine.sheets import EXITS, HEAD, Sheet, StagedBatch
+from hplm.engine.laid import EXITS, HEAD, Laid
+from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.engine.stages import Stage, check_layers
 from hplm.errors import InvalidInput
 from hplm.model.attention import PackedAttention, avoid_plans
@@ -201,10 +202,10 @@ class Engine:
                 self._wait(number)
                 return
             # All heads are started before one is waited for.
-            started = [(sheet, _read(sheet, sheet.taken())) for sheet in batch.sheets if sheet.texts]
+            started = [(sheet, _read(sheet.laid, sheet.taken())) for sheet in batch.sheets if sheet.texts]
             if started:
                 indexes = [index for sheet, _ in started for index in sheet.indexes]
-                yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.answer_rows)])
+                yield Computed(indexes, [part for sheet, logits in started for part in split(logits, sheet.laid.answer_rows)])
         except BaseException:
             self._wait(number)  # for what was started: staging takes the batch's memory as soon as nobody holds the batch
             raise
@@ -231,15 +232,15 @@ class Engine:
                 x = yield from self._leaving(sheet, at, x, number)
                 if not sheet.texts:
                     break
-            if positions is not sheet.positions[number]:
-                positions = sheet.positions[number]
+            if positions is not sheet.laid.positions[number]:
+                positions = sheet.laid.positions[number]
                 turn = turn_of(self._config, positions, x.dtype) if positions is not None else None
-            parts, attend, rows = sheet.adapters[number], sheet.attend[number], None
+            parts, attend, rows = sheet.laid.adapters[number], sheet.laid.attend[number], None
             adapt = partial(adapted, parts, at)
             # Whether no text passes another layer, although there is one.
             all_end = sheet.may_leave and at < last and len(sheet.done(at + 1)) == len(sheet.texts)
             if at == last or all_end:
-                rows, attend, of_rows = sheet.ending
+                rows, attend, of_rows = sheet.laid.ending
                 adapt = partial(adapted_last, parts, of_rows, at)
             x = layer(x, attend, adapt, rows, turn)
             if at == last or all_end:
@@ -247,7 +248,7 @@ class Engine:
             if self._after_layer is not None:
                 self._after_layer()
             if all_end:
-                yield Computed(sheet.indexes, split(_read(sheet, x), sheet.answer_rows), is_end=False)
+                yield Computed(sheet.indexes, split(_read(sheet.laid, x), sheet.laid.answer_rows), is_end=False)
                 sheet.leave(sheet.done(at + 1))
                 break
         sheet.hidden = x
@@ -255,12 +256,13 @@ class Engine:
     def _leaving(self, sheet: Sheet, at: int, x: Tensor, number: int) -> Generator[Computed, None, Tensor]:
         """Yields texts that leave before a layer. Returns the rows of the others."""
         if len(done := sheet.done(at)):
-            reading, rows_of, heads = sheet.reads(done, HEAD)
+            reading, rows_of, heads = sheet.laid.reads(done, HEAD)
             rows = self._leave[number](x.index_select(0, sent(reading, x.device))).float().to(self.stages[-1].device)
             x = yield from self._left(sheet, done, split(read(rows, heads), rows_of), x)
         if len(asked := sheet.asked(at)):
-            reading, rows_of, heads = sheet.reads(asked, EXITS, number)
-            logits = split(read(with_means(self._leave[number](x), reading, rows_of, *sheet.lie(asked)), heads, at), rows_of)
+            reading, rows_of, heads = sheet.laid.reads(asked, EXITS, number)
+            read_here = with_means(self._leave[number](x), reading, rows_of, *sheet.laid.places_of(asked))
+            logits = split(read(read_here, heads, at), rows_of)
             texts: list[int] = asked.tolist()
             leaves = self.exit_audit.leaving([sheet.texts[text] for text in texts], logits, at)
             if leaves.any():
@@ -337,13 +339,12 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.new_empty(inputs, outputs + CACHE_LINE)[:, :outputs].copy_(weight.t()).t()
 
 
-def _read(sheet: Sheet, x: Tensor) -> Tensor:
-    """Returns the logits of a sheet's texts. Further rows of `x` belong to none."""
-    rows = x[: int(sheet.rows_of.sum())].float()
-    if sheet.pools:
-        counts = np.where(sheet.answer_rows < sheet.rows_of, sheet.rows_of, 1).repeat(sheet.answer_rows)
-        rows = means(rows, counts)
-    return read(rows, sheet.heads)
+def _read(laid: Laid, x: Tensor) -> Tensor:
+    """Returns the logits of texts. Further rows of `x` belong to none."""
+    rows = x[: int(laid.rows_of.sum())].float()
+    if laid.pools:
+        rows = means(rows, np.where(laid.answer_rows < laid.rows_of, laid.rows_of, 1).repeat(laid.answer_rows))
+    return read(rows, laid.heads)
 
 
 def split(logits: Tensor, rows_of: Array) -> list[Array]:

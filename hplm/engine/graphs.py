@@ -51,7 +51,7 @@ class Graphs:
         """
         shape, numbers, sums = sheet.shape, sheet.numbers, sheet.sums
         assert numbers is not None and sums is not None
-        self._make_room(max(len(sums), len(sheet.ending[0])), sums)
+        self._make_room(max(len(sums), len(sheet.laid.ending[0])), sums)
         is_new = shape not in self._known
         graph = self._known.setdefault(shape, None)
         self._known.move_to_end(shape)
@@ -69,7 +69,7 @@ class Graphs:
                 log.exception("kernels cannot be recorded. Answers are right all the same, and take longer")
                 self._failed = True
                 return compute(sheet)
-        for part in sheet.adapters[0]:
+        for part in sheet.laid.adapters[0]:
             for event in part.arrived:
                 event.wait()
         graph.numbers.copy_(numbers)
@@ -82,11 +82,11 @@ class Graphs:
             self._sums, self._hidden = (like.new_empty(1 << (rows - 1).bit_length(), like.shape[1]) for _ in range(2))
 
     def _recorded(self, sheet: Sheet, compute: Callable[[Sheet], Tensor]) -> Graph:
-        for part in sheet.adapters[0]:
+        for part in sheet.laid.adapters[0]:
             for event in part.arrived:
                 event.synchronize()  # kernels that are recorded can wait for no other stream
         assert sheet.numbers is not None
-        hidden = self._hidden[: len(sheet.ending[0])]
+        hidden = self._hidden[: len(sheet.laid.ending[0])]
         return Graph(self._captured(lambda: hidden.copy_(compute(sheet))), sheet.numbers, len(hidden))
 
     def _captured(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:

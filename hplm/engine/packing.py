@@ -51,6 +51,14 @@ class Arrangement:
         starts = self.starts if self.rooms is lengths else np.cumsum(lengths) - lengths
         return np.arange(int(starts[-1] + lengths[-1])) - np.repeat(starts, lengths)
 
+    def by_row(self, values: Array) -> Array:
+        """Returns what tokens have by the rows of the tensor, with zeros where there is padding."""
+        if len(values) == self.rows:
+            return values
+        found = np.zeros(self.rows, dtype=np.int64)
+        found[self.tokens] = values
+        return found
+
     @property
     def is_scattered(self) -> bool:
         """Whether there is padding elsewhere than behind the last text."""

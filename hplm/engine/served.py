@@ -11,9 +11,10 @@ import torch
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine
 from hplm.engine.instruments import Instruments
+from hplm.engine.laid import StagingSettings
 from hplm.engine.packing import PACKED, read_packing
 from hplm.engine.settings import EncoderSettings
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.errors import HplmError
 from hplm.location import Location
 from hplm.lookup.views import RegistryWatcher

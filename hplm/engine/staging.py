@@ -7,7 +7,7 @@ batch k computes, in the one thread that owns the slots.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from weakref import ref
 
 import numpy as np
@@ -18,15 +18,17 @@ from hplm.adapters.layout_rows import RecordSlot
 from hplm.adapters.slots import Copies, CopyEvent, Slots
 from hplm.arrays import Array
 from hplm.engine.backbone import Backbone
+from hplm.engine.laid import Laid, Records, StagingSettings
 from hplm.engine.packing import Arrangement, divided, end_to_end
-from hplm.engine.request import Text
-from hplm.engine.sheets import Sheet, StagedBatch, StagingSettings
+from hplm.engine.request import FIRST, Text
+from hplm.engine.sheets import Sheet, StagedBatch
 from hplm.errors import HplmError
 from hplm.model import faults
 from hplm.plot.gathering import Gatherer
 from hplm.scheduling.selection import Places
 from hplm.tenants.snapshot import TenantWeights
 
+MOST_LONE = 1024  # lengths and tenants of lone texts that are remembered: some 10 KB each
 NO_SLOTS = "; the device has no memory for slots of another layout: give it fewer with the parameter slots"
 
 
@@ -40,6 +42,7 @@ class EncoderStager:
         self._copies = copies(settings.device)  # in a stream of its own, or staging would wait for the batch that computes
         self._slots: dict[Layout, Slots] = {}  # of all layouts ever served, so that their counts continue
         self._slots_of: dict[str, Slots] = {}  # by the key of a layout, since slots were last allotted
+        self._lone: dict[Hashable, Laid] = {}  # by what decides how a lone text lies, since slots were last allotted
         self._view = ref(backbone.view)  # since this view, only needed layouts have slots
         for layout in backbone.layouts:
             self._slots_for(layout)
@@ -70,6 +73,7 @@ class EncoderStager:
             return batch
         except BaseException:
             self.release(held)
+            self._lone.clear()  # whose adapters may not have been copied
             raise
 
     def swap(self, batch: StagedBatch) -> None:
@@ -123,12 +127,42 @@ class EncoderStager:
         for own, count in zip(record_slots, np.bincount(tenants).tolist(), strict=True):
             for slots, _ in filter(None, own) if count > 1 else ():
                 slots.hits += count - 1  # further texts of a tenant find its weights there
-        staged, numbers = [texts[number] for number in kept], np.array(tenants)
+        staged = [texts[number] for number in kept]
         arrived: dict[Slots, list[CopyEvent]] = {slots: [] for slots, _ in held}
-        own = self._settings, self._backbone.config
-        arrangements = self._arranged(staged, numbers, places and places.of(kept))
-        sheets = [Sheet(*own, one, staged, numbers, record_slots, arrived) for one in arrangements]
+        sheets = self._sheets(staged, np.array(tenants), record_slots, arrived, places and places.of(kept))
         return StagedBatch(staged, forest, sheets, arrived, held)
+
+    def _sheets(
+        self,
+        texts: Sequence[Text],
+        tenants: Array,
+        record_slots: Sequence[Records],
+        arrived: Mapping[Slots, list[CopyEvent]],
+        places: Places | None,
+    ) -> list[Sheet]:
+        """Lays texts into sheets. A lone text lies as the last one of its length and tenant did."""
+        own = self._settings, self._backbone.config
+        key = self._key_of(texts[0], record_slots[0]) if len(texts) == 1 else None
+        if key is not None and (kept := self._lone.get(key)) is not None:
+            return [Sheet(*own, kept.arrangement, texts, lambda arrangement, texts: kept)]
+
+        def lie(arrangement: Arrangement, texts: Sequence[Text]) -> Laid:
+            return Laid(*own, arrangement, texts, tenants[arrangement.texts], record_slots, arrived)
+
+        sheets = [Sheet(*own, one, texts, lie) for one in self._arranged(texts, tenants, places)]
+        if key is not None:
+            if len(self._lone) == MOST_LONE:
+                del self._lone[next(iter(self._lone))]
+            self._lone[key] = sheets[0].laid
+        return sheets
+
+    def _key_of(self, text: Text, records: Records) -> Hashable:
+        """Returns what decides how a lone text lies. None: more does, or copies of it must be waited for."""
+        settings = self._settings
+        is_plain = text.plan is None and not text.depth and (text.is_pooled or text.reading is FIRST)
+        if settings.packing is not None or settings.sends_together or not is_plain:
+            return None
+        return len(text.addresses), text.is_pooled, *records
 
     def _arranged(self, texts: Sequence[Text], tenants: Array, places: Places | None) -> list[Arrangement]:
         lengths, settings = np.array([len(text.addresses) for text in texts]), self._settings
@@ -194,6 +228,7 @@ class EncoderStager:
 
     def _allot(self, layout: Layout, count: int) -> Slots:
         self._slots_of.clear()
+        self._lone.clear()
         before, settings = self._slots.get(layout), self._settings
         devices = settings.devices_of(layout)
         slots = self._slots[layout] = Slots(layout, count, settings.device, layout.computed_in(settings.dtype), devices)

@@ -41,7 +41,7 @@ class Unreadable:
     def _fail(self, *_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    __getitem__ = __array__ = _fail
+    __getitem__ = __array__ = __getattr__ = _fail
 
 
 class Line:

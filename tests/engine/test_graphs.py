@@ -14,7 +14,8 @@ from builder.store.store import TenantVersion
 from hplm.adapters.groups import InPlace, Runs
 from hplm.engine.engine import Engine, computed
 from hplm.engine.graphs import MOST, Graphs
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.laid import StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.model import attention
 from hplm.model.attention import PackedAttention, rows_attend
 from testing.random_store import random_store

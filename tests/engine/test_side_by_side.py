@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.engine.engine import Engine, computed
+from hplm.engine.laid import StagingSettings
 from hplm.engine.packing import UNEVEN, WORTH, divided, end_to_end
 from hplm.engine.results import read_answers
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.staging import EncoderStager
 from testing.toy import random_text
 from tests.engine.asker import texts_of
 
@@ -76,13 +77,13 @@ def test_a_request_is_answered_from_sheets_with_heads_of_different_sizes(staged)
 def halves(staged, request):
     """Returns an engine, a batch in two halves, and what lets the first one begin. The parameter: `depth`."""
     engine, batch = staged(2, request.param)
-    (attend,), begins = batch.sheets[0].attend, threading.Event()
+    (attend,), begins = batch.sheets[0].laid.attend, threading.Event()
 
     def attend_later(*given):
         assert begins.wait(60)
         return attend(*given)
 
-    batch.sheets[0].attend = [attend_later]
+    batch.sheets[0].laid.attend = [attend_later]
     return engine, batch, begins
 
 
@@ -95,7 +96,7 @@ def test_an_error_comes_when_no_thread_computes_any_more(halves):
         begins.set()
         raise ZeroDivisionError
 
-    batch.sheets[1].attend = [fail]
+    batch.sheets[1].laid.attend = [fail]
     with pytest.raises(ZeroDivisionError):
         computed(engine, batch)
     assert batch.sheets[0].hidden is not None  # behind its last layer

@@ -13,8 +13,9 @@ from hplm.adapters.layout import EXIT
 from hplm.adapters.slots import Slots
 from hplm.engine.backbone import Backbone
 from hplm.engine.engine import Engine, computed
+from hplm.engine.laid import StagingSettings
 from hplm.engine.stages import Stage
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.errors import InvalidInput, OutOfCapacity
 from testing.random_store import random_backbone
 from testing.toy import CONFIG, WORDS, make_toy
@@ -70,6 +71,33 @@ def test_a_batch_that_cannot_be_staged_holds_no_slots(reference):
     assert not [slots.pinned for slots in stager.slots().values() if slots.pinned]
 
 
+def test_a_lone_text_lies_as_the_last_one_of_its_length_and_tenant_did(reference, monkeypatch):
+    monkeypatch.setattr("hplm.engine.staging.MOST_LONE", 2)
+    backbone, engine = reference.backbone, Engine(reference.backbone.upper(), CPU, torch.float32)
+    stager = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32))
+
+    def laid(tenant, words):
+        texts = texts_of(backbone, tenant, [" ".join(words)])
+        batch = stager.stage(texts, broken)
+        torch.testing.assert_close(*map(torch.from_numpy, (computed(engine, batch)[0], one_by_one(texts)[0])))
+        stager.release(batch.held)
+        return batch.sheets[0].laid
+
+    def one_by_one(texts):  # by a stager that remembers nothing
+        fresh = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32))
+        return computed(engine, fresh.stage(texts, broken))
+
+    first = laid("acme", WORDS[:5])
+    assert laid("acme", WORDS[5:10]) is first
+    assert laid("acme", WORDS[:4]) is not first and laid("echo", WORDS[:5]) is not first
+    assert laid("acme", WORDS[:5]) is not first  # two others were remembered since
+    stager.swap = lambda batch: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        laid("echo", WORDS[:6])
+    del stager.swap
+    laid("echo", WORDS[:6])  # its adapters were never copied as that one lay
+
+
 def test_no_memory_for_a_tenants_adapter_fails_only_that_tenant(reference):
     backbone, failed = copy(reference.backbone), []
 
@@ -91,7 +119,7 @@ def test_a_failed_batch_is_waited_for_before_its_memory_is_free(reference, monke
     batch = EncoderStager(backbone, StagingSettings(4, CPU, torch.float32)).stage(
         texts_of(backbone, "acme", [WORDS[0]]), broken
     )
-    batch.sheets[0].attend = [lambda *given: 1 / 0]
+    batch.sheets[0].laid.attend = [lambda *given: 1 / 0]
     engine = Engine(backbone.upper(), CPU, torch.float32)
     monkeypatch.setattr(engine, "_wait", lambda stage: waits.append("for all"))
     with pytest.raises(ZeroDivisionError):

@@ -11,7 +11,8 @@ import torch
 from builder.publish.live import add_domain
 from builder.store.store import TenantVersion
 from hplm.engine.backbone import Backbone
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.laid import StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.errors import Draining, InvalidInput, NoTenant
 from hplm.lookup import views
 from hplm.lookup.views import KEPT_SECONDS, RegistryWatcher

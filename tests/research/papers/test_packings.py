@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.engine.backbone import Backbone
+from hplm.engine.laid import StagingSettings
 from hplm.engine.packing import end_to_end
-from hplm.engine.staging import EncoderStager, StagingSettings
+from hplm.engine.staging import EncoderStager
 from hplm.model.layer import Layer, Layers
 from hplm.model.stacks import through
 from hplm.model.tensors import rounded_up
