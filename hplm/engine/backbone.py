@@ -16,7 +16,7 @@ from hplm.location import Location
 from hplm.lookup.views import Views
 from hplm.model.cpu import apart
 from hplm.model.stacks import LowerStack, UpperStack
-from hplm.model.weights import load_stack, load_weights
+from hplm.model.weights import load_stack, load_weights, without_weights
 from hplm.plot.table import Table
 from hplm.tenants.snapshot import EXPORT_AGAIN
 from hplm.tenants.state_folder import EXPORTED_RECORDS, EXPORTED_UPPER, exported_folders
@@ -67,7 +67,7 @@ class Backbone(Views):
         }
         for other in list(self._lower.values()):
             weights |= {name: own for name, own in other.state_dict().items() if torch.equal(own, weights[name])}
-        with torch.device("meta"):
+        with without_weights():
             lower = LowerStack(self.config)
         lower.load_state_dict(weights, assign=True)
         self._lower[table] = lower.eval().requires_grad_(False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hplm.errors import Broken
 from hplm.model.config import BackboneConfig
@@ -59,11 +61,27 @@ def load_stack(
     dtype: torch.dtype = torch.float32,
 ) -> S:  # fmt: skip
     """Loads a stack in some precision. There is never a second copy of its weights in memory but the file's."""
-    with torch.device("meta"):
+    with without_weights():
         stack = kind(config)
     weights = load_weights(path, way_out)
     stack.load_state_dict({name: weights.pop(name).to(dtype, copy=True) for name in list(weights)}, assign=True)
     return stack
+
+
+@contextmanager
+def without_weights() -> Generator[None, None, None]:
+    """Modules that are made here get their weights later."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no numbers: to draw those of an embedding on "meta", torch imports its compiler, a second and 75 MB."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def checksum_of(tensors: Mapping[str, Tensor]) -> str:

@@ -15,6 +15,7 @@ from hplm.model.attention import PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.layer import activation
 from hplm.model.stacks import UpperStack
+from hplm.model.weights import without_weights
 
 CPU, STORED = torch.device("cpu"), torch.float32  # of files; a slot may compute in another dtype
 
@@ -28,7 +29,7 @@ class WholeModel(nn.Module):
     def __init__(self, config: BackboneConfig, device: torch.device = CPU, dtype: torch.dtype = STORED) -> None:
         super().__init__()
         self.config = config
-        with torch.device("meta"):
+        with without_weights():
             self.words = nn.Embedding(config.vocabulary, config.hidden)
             self.upper = UpperStack(config)
         weights = self.state_dict()

@@ -14,8 +14,9 @@ from hplm.model import attention
 from hplm.model.attention import PackedAttention
 from hplm.model.checkpoint import full_stack, load_checkpoint, split
 from hplm.model.layer import KEY_VALUE, QKV, QUERY
-from hplm.model.stacks import through, turn_of
+from hplm.model.stacks import UpperStack, through, turn_of
 from hplm.model.tokenizer import Tokenizer
+from hplm.model.weights import without_weights
 from hplm.model.windows import Window
 from hplm.model.word_spans import first_tokens, words_of
 from hplm.tasks.tasks import find_task
@@ -53,6 +54,13 @@ def states(checkpoint, texts):
     at_split = through(layers[: config.lower_layers], x, attend, turn=turn)
     for above in (layers[config.lower_layers :], upper.layers):
         yield upper.leave(through(above, at_split, attend, turn=turn)).split(lengths)
+
+
+def test_a_stack_whose_weights_are_to_come_draws_none(monkeypatch):
+    monkeypatch.delattr("torch.nn.init._no_grad_normal_")  # that of embeddings
+    with without_weights():
+        stack = UpperStack(CONFIG)
+    assert all(weight.is_meta for weight in stack.parameters())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
