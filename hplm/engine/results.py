@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
@@ -29,20 +29,20 @@ def read_answers(
     `logits` of a text are rows x the size of its sheet's largest head. `exit`: where they come from; None: behind all layers.
     """
     alike: dict[tuple[ReadEach, int, bool], dict[EncoderRequest, list[int]]] = {}
-    for number, text in enumerate(texts):
-        request, tenant = text.request, text.request.tenant
-        read_each = tenant.task_object.read_each
-        if read_each is not None and text.is_one_row and text.windows == 1 and not request.top_k:
+    for request, run in groupby(range(len(texts)), lambda number: texts[number].request):
+        read_each, numbers = request.tenant.task_object.read_each, [*run]
+        has_one_row_each = all([texts[number].is_one_row and texts[number].windows == 1 for number in numbers])
+        if read_each is not None and has_one_row_each and not request.top_k:
             key = read_each, request.outputs, request.is_normalised
-            alike.setdefault(key, {}).setdefault(request, []).append(number)
-        elif (found := _answer(text, logits[number], exit)) != []:
-            yield [text], found
+            alike.setdefault(key, {}).setdefault(request, []).extend(numbers)
+            continue
+        for number in numbers:
+            if (found := _answer(texts[number], logits[number], exit)) != []:
+                yield [texts[number]], found
     for (read_each, outputs, is_normalised), by_request in alike.items():
-        parts = by_request.values()
-        for numbers in parts:
-            if len(numbers) > 1:
-                numbers.sort(key=lambda number: texts[number].index)
-        order = [number for numbers in parts for number in numbers]
+        for numbers in by_request.values():
+            numbers.sort(key=lambda number: texts[number].index)
+        order = [number for numbers in by_request.values() for number in numbers]
         some = [texts[number] for number in order]
         own = np.ascontiguousarray(together([logits[number][:, :outputs] for number in order]))  # sheets have different widths
         if not np.isfinite(own).all():
@@ -50,12 +50,16 @@ def read_answers(
             continue
         if is_normalised:
             own = normalised(own)
-        names = [text.request.tenant.labels for text in some]
-        calibrations = [_calibration(text, exit) for text in some]
+        names, calibrations, levels = list[Sequence[str]](), list[Calibration | None](), list[int]()
+        for request, numbers in by_request.items():
+            first, count = texts[numbers[0]], len(numbers)
+            names += [request.tenant.labels] * count
+            calibrations += [_calibration(first, exit)] * count
+            levels += [_level(first, exit)] * count
         answers = read_each(own, joined([text.spans for text in some]), names, calibrations)
-        answers.levels = [_level(text, exit) for text in some]
+        answers.levels = levels
         answers.tokens = [text.request.form.lengths[text.index] for text in some]
-        ends = accumulate(map(len, parts), initial=0)
+        ends = accumulate(map(len, by_request.values()), initial=0)
         yield from [(some[start:stop], answers.part(start, stop)) for start, stop in pairwise(ends)]
 
 

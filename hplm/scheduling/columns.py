@@ -204,17 +204,15 @@ class Columns(Generic[T]):
             end = first
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request. They have one tenant. They get rows with those of others, when these are read.
+        """Adds the texts of one request. They have one tenant, arrival, deadline and priority.
 
-        Raises struct.error, and adds none, if a number does not fit its column.
+        They get rows with those of others, when these are read. Raises struct.error, and adds none, if a number does not fit
+        its column.
         """
-        size = tokens = 0
-        for text in texts:
-            _check(text.arrival_ns, text.deadline_ns, text.tokens, text.priority)
-            tokens += text.tokens
-            size += text.bytes
+        first, tokens, size = texts[0], [text.tokens for text in texts], sum([text.bytes for text in texts])
+        _check(first.arrival_ns, first.deadline_ns, max(tokens), first.priority)
         self._joined.append(texts)
-        self.all_tokens += tokens
+        self.all_tokens += sum(tokens)
         self._length += len(texts)
         self.bytes += size
         self.shares.add(texts[0].tenant, len(texts), size)
@@ -224,38 +222,39 @@ class Columns(Generic[T]):
         while self._length > len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         rows: list[tuple[int, ...]] = []
-        take, number = self._slot_keys.take, self._entries
+        take = self._slot_keys.take
         for request, texts in enumerate(self._joined, self._requests + 1):
-            tenant = self._tenants.take(texts[0].tenant, len(texts))
-            for text in texts:
-                number += 1
+            first, tenant = texts[0], self._tenants.take(texts[0].tenant, len(texts))
+            arrival, deadline, priority = first.arrival_ns, first.deadline_ns or NEVER, first.priority
+            for number, text in enumerate(texts, self._entries + 1):
                 self._texts[number] = text
-                deadline, slot_key = text.deadline_ns or NEVER, take(text.slot_key)
-                rows.append((text.arrival_ns, deadline, request, number, text.tokens, text.priority, slot_key, tenant))
+                rows.append((arrival, deadline, request, number, text.tokens, priority, take(text.slot_key), tenant))
+            self._entries += len(texts)
         self._requests += len(self._joined)
-        self._joined, self._entries = [], number
+        self._joined = []
         self._rows[self._length - len(rows) : self._length] = rows
 
     def serve(self, indexes: Array) -> list[T]:
         """Removes these texts, as work that their tenants have had, and returns them in the order given."""
-        served = self.rows[indexes]
-        self._tenants.serve(served["tenant"], served["tokens"])
+        if len(indexes) < self._length:  # where nobody waits, nobody has had more than another
+            served = self.rows[indexes]
+            self._tenants.serve(served["tenant"], served["tokens"])
         return self.remove(indexes)
 
     def remove(self, indexes: Array) -> list[T]:
         """Removes these texts and returns them in the order given."""
         if not len(indexes):
             return []
-        gone = self.rows[indexes]
-        out = [self._texts.pop(number) for number in gone["number"].tolist()]
-        self.all_tokens -= sum(gone["tokens"].tolist())
+        out = [self._texts.pop(number) for number in self.rows["number"][indexes].tolist()]
         for text in out:
+            self.all_tokens -= text.tokens
             self.bytes -= text.bytes
             self.shares.release(text.tenant, 1, text.bytes)
         if len(out) == self._length:  # nothing stays
             self._length = 0
             self._slot_keys, self._tenants = Numbers(), Tenants()
             return out
+        gone = self.rows[indexes]
         self._slot_keys.give_back(gone["slot_key"].tolist())
         self._tenants.give_back(gone["tenant"].tolist())
         stays = np.ones(self._length, bool)

@@ -71,13 +71,13 @@ class Queue(Generic[T]):
         return self.remove(np.arange(len(self.columns)))
 
     def add(self, texts: Sequence[T]) -> None:
-        """Adds the texts of one request."""
+        """Adds the texts of one request, which have one deadline. The longest must start first."""
         self.columns.add(texts)
-        if self._earliest is not None:
-            for text in texts:
-                if text.deadline_ns:
-                    needed = int(self._needed_ns(text.tokens)) if self._predicted and self.known else 0
-                    self._earliest = min(self._earliest, text.deadline_ns - needed)
+        deadline_ns = texts[0].deadline_ns
+        if self._earliest is not None and deadline_ns:
+            longest = max([text.tokens for text in texts])
+            needed = int(self._needed_ns(longest)) if self._predicted and self.known else 0
+            self._earliest = min(self._earliest, deadline_ns - needed)
 
     def remove(self, indexes: Array) -> list[T]:
         """Removes texts that are not served."""

@@ -1,7 +1,6 @@
 """The line does what lists would do: limits, order, expiry, halves, who runs alone. Each text leaves once."""
 
 from collections import Counter, deque
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -65,10 +64,8 @@ class Line:
 
     def offer(self, tenant, sizes, size, allowed_ms, priority):
         common = {"arrival_ns": self.now, "priority": priority, "tenant": tenant, "slot_key": tenant, "bytes": size}
-        texts = [
-            SimulatedText(tokens=tokens, deadline_ns=ms and self.now + ms * MS, number=self.offered + i, **common)
-            for i, (tokens, ms) in enumerate(zip(sizes, count(allowed_ms, allowed_ms)))
-        ]
+        common["deadline_ns"] = allowed_ms and self.now + allowed_ms * MS
+        texts = [SimulatedText(tokens=tokens, number=number, **common) for number, tokens in enumerate(sizes, self.offered)]
         self.offered += len(texts)
         try:
             displaced = self.scheduler.offer(texts, self.now)
