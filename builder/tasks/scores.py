@@ -7,6 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
+from operator import and_, eq
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hplm.tasks.answers import TextAnswer
 from hplm.tasks.tasks import TASKS
 
 Labels = Sequence[str]  # of one text's rows; for `regress` its value, for `span` its answer
+Rows = Sequence[tuple[set[str], set[str]]]  # the labels that are right in each row, and those that were answered
 ROUGE = "rouge1", "rouge2", "rougeL"
 BIO = re.compile(r"[BI]-.+|O")
 
@@ -92,50 +95,53 @@ def confusion(examples: Sequence[Example], answers: Sequence[Labels]) -> dict[st
 
 
 def _values(labels: Labels, wanted: Labels, answered: Labels) -> dict[str, float]:
-    from sklearn.metrics import accuracy_score
-
     return {
-        "accuracy": float(accuracy_score(wanted, answered)),
-        "macro_f1": _f1("macro", wanted, answered, labels),
+        "accuracy": sum(map(eq, wanted, answered)) / len(wanted),
+        "macro_f1": _macro_f1(_counts(labels, _sets(wanted, answered))),
         "majority_share": max(Counter(wanted).values()) / len(wanted),
     }
 
 
 def holding_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
-    holds, said = _held(labels, examples, answers)
-    f1 = {f"{average}_f1": _f1(average, holds, said) for average in ("micro", "macro")}
-    return Scores(len(examples), "micro_f1", {**f1, "exact": float((holds == said).all(1).mean())})
-
-
-def _held(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which labels hold, and which were answered: texts x (labels + 1), since a single column would be no labels."""
-    wanted, answered = (
-        np.array([[label in text for label in (*labels, "")] for text in texts])
-        for texts in ([example.labels for example in examples], answers)
-    )
-    return wanted, answered
-
-
-def _f1(average: str, wanted: Any, answered: Any, labels: Labels | None = None) -> float:
-    """Returns F1 over the labels that occur or were answered; 0 if there are none."""
-    from sklearn.metrics import f1_score
-
-    nowhere: Any = np.nan  # annotated as a string there; such labels do not count
-    found: Any = f1_score(wanted, answered, labels=labels, average=average, zero_division=nowhere)
-    return float(np.nan_to_num(found))
+    rows = [(wanted & {*labels}, answered & {*labels}) for wanted, answered in _held(examples, answers)]
+    counts = _counts(labels, rows)
+    values = {"micro_f1": _f1(*map(sum, zip(*counts, strict=True))), "macro_f1": _macro_f1(counts)}
+    return Scores(len(rows), "micro_f1", {**values, "exact": sum(starmap(eq, rows)) / len(rows)})
 
 
 def by_label(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels], in_rows: bool) -> list[dict[str, Any]]:
     """Returns how often each label is wanted and answered, and its F1. `in_rows`: each row has one label."""
-    from sklearn.metrics import multilabel_confusion_matrix
-
-    pairs = _row_by_row(examples, answers) if in_rows else _held(labels, examples, answers)
-    counts = multilabel_confusion_matrix(*pairs, labels=labels if in_rows else None).astype(int).tolist()
+    counts = _counts(labels, _sets(*_row_by_row(examples, answers)) if in_rows else _held(examples, answers))
     return [
-        {"label": label, "wanted": right + missed, "answered": right + wrong, "right": right,
-         "f1": round(2 * right / (2 * right + missed + wrong), 4)}
-        for label, ((_, wrong), (missed, right)) in zip(labels, counts, strict=False) if right + missed + wrong
+        {"label": label, "wanted": wanted, "answered": answered, "right": right, "f1": round(_f1(wanted, answered, right), 4)}
+        for label, (wanted, answered, right) in zip(labels, counts, strict=True) if wanted + answered
     ]  # fmt: skip
+
+
+def _held(examples: Sequence[Example], answers: Sequence[Labels]) -> Rows:
+    """Returns which labels hold for each text, and which were answered."""
+    return [({*example.labels}, {*answer}) for example, answer in zip(examples, answers, strict=True)]
+
+
+def _sets(wanted: Labels, answered: Labels) -> Rows:
+    return [({label}, {answer}) for label, answer in zip(wanted, answered, strict=True)]
+
+
+def _counts(labels: Labels, rows: Rows) -> list[tuple[int, int, int]]:
+    """Returns how often each label is wanted, answered, and both."""
+    wanted, answered = (Counter(chain.from_iterable(own)) for own in zip(*rows, strict=True))
+    right = Counter(chain.from_iterable(starmap(and_, rows)))
+    return [(wanted[label], answered[label], right[label]) for label in labels]
+
+
+def _macro_f1(counts: Sequence[tuple[int, int, int]]) -> float:
+    """Returns the mean F1 of the labels that occur or were answered; 0 if there are none."""
+    f1 = [_f1(*own) for own in counts if own[0] + own[1]]
+    return sum(f1) / len(f1) if f1 else 0.0
+
+
+def _f1(wanted: int, answered: int, right: int) -> float:
+    return 2 * right / (wanted + answered) if wanted + answered else 0.0
 
 
 def value_scores(labels: Labels, examples: Sequence[Example], answers: Sequence[Labels]) -> Scores:
