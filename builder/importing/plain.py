@@ -121,7 +121,7 @@ def _head(kind: str, tenant: TenantVersion, head: dict[str, Tensor]) -> dict[str
         if tenant.head_function != function:
             raise InvalidInput(
                 f"a head of a {kind} has {function} between its two layers, and that of tenant {tenant.id!r} has "
-                f"{tenant.head_function or 'one layer'}: build one with --head-function {function}"
+                f"{tenant.head_function or 'one layer'}: name one that was imported from a {kind}"
             )
         outputs = len(TASKS[tenant.task].fixed_labels or tenant.labels)  # without no answer
         tensors = {f"{last}.weight": weight[:outputs], f"{last}.bias": bias[:outputs], f"{NORM}.weight": torch.ones(width)}

@@ -41,11 +41,7 @@ class PromptReader(Reader):
 
     def _encode(self, task: TrainingTask, example: Example) -> tuple[LookedUp, np.ndarray, bool]:
         """Returns prompt and target as one text. A span is the token before one of the target, and that one."""
-        config, prompts = self.store.config, self.prompts
-        try:
-            prompt = (prompts.of_messages if example.is_chat else prompts.encode)(example.text)
-        except InvalidInput as error:
-            raise InvalidInput(f"{example.where}: {error}") from None
+        config, prompts, prompt = self.store.config, self.prompts, self.prompt_of(example)
         target = np.array([*prompts.ids_of(example.target), *config.end_ids[:1]], dtype=np.int64)
         is_cut = len(prompt) + len(target) > config.positions
         target = target[: config.positions - 1]
