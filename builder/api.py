@@ -6,7 +6,8 @@ wrong input raises `HplmError`.
 
 from builder.cli.build import Table, Training, Vectors, domain, root, tenant
 from builder.cli.evaluate import evaluate
-from builder.cli.import_ import Matching, OneFolder, import_
+from builder.cli.import_ import OneFolder, import_
+from builder.importing.options import Matching
 from builder.tasks.columns import Columns
 
 __all__ = [

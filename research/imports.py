@@ -19,7 +19,8 @@ from bench.rows import Device, OtherModel, Positive
 from bench.run import app_of
 from builder.importing.adapter_import import ImportOptions
 from builder.importing.checkpoint import Family
-from builder.importing.matching import MatchingOptions, import_checkpoint
+from builder.importing.matching import import_checkpoint
+from builder.importing.options import Matching
 from builder.importing.reports import facts_of, totals
 from builder.importing.texts import UnlabelledTexts
 from builder.learning.limits import Budget
@@ -141,7 +142,7 @@ def imported(
     store, _ = build_root(model, [*corpora], folder, options, budget, device)
     own = next((corpus for corpus in corpora if corpus.parent.name == task.domain), corpora[0])
     given = Family(store.model, store.config), UnlabelledTexts([task.train, own], are_documents=True)
-    matching = MatchingOptions(least=0)
+    matching = Matching(least=0)
     _, report = import_checkpoint(store, task.id, checkpoint, *given, ImportOptions(test=task.test), matching, device)
     return Imported(store, checkpoint, report)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from builder.cli.options import SOME_REFUSED, AtOnce, PartOption, RayAddress, open_store, workers
+from builder.importing.options import Matching
 from builder.part import WHOLE, Part
 from hplm.cli.options import (
     Device,
-    Seed,
     StoreFolder,
     TaskName,
     Words,
@@ -45,24 +45,6 @@ class OneFolder:
     """labelled JSONL to score the tenant on, as it will be served"""
 
 
-@Parameter(name="*", group="For checkpoints")
-@dataclass(frozen=True)
-class Matching:
-    """The options of the training that makes a tenant answer as a checkpoint does."""
-
-    rank: int = 32
-    """rank of the LoRA"""
-    epochs: int = 3
-    """passes over the texts"""
-    learning_rate: float = 1e-3
-    """learning rate"""
-    most_texts: int = 3000
-    """most texts to take"""
-    least: float = 0.9
-    """do not store a tenant if a smaller share of its answers are the checkpoint's; 0 stores any"""
-    seed: Seed = 0
-
-
 CHECKPOINTS = Parameter(group="For checkpoints")
 ONE_FOLDER, MATCHING = OneFolder(), Matching()
 
@@ -91,7 +73,6 @@ def import_(
     from builder.importing.adapter_import import ImportOptions
     from builder.importing.checkpoint import ADAPTER_CONFIG, CONFIG, is_checkpoint
     from builder.importing.folders import Importer, Unbuilt, named
-    from builder.importing.matching import MatchingOptions
     from builder.store.resumable import PLAN
 
     found = named(folders)
@@ -108,7 +89,6 @@ def import_(
     if not is_one:
         reason = f"works for one folder, and {len(found)} are given{'' if part == WHOLE else ' in parts'}: leave it out"
         refuse_given(reason, one)
-    matched = MatchingOptions(**asdict(matching))
     labels = [*one.labels] if one.labels is not None else None
     options = ImportOptions(domain, labels, one.task, one.test)
     is_built = (store / "plot/root/1").exists() and not (store / "building/root-1" / PLAN).exists()  # which goes last
@@ -124,7 +104,7 @@ def import_(
             made_by = Table(seed=matching.seed, device=device)
             build_root(model=to_build, corpus=(texts,), store=store, table=made_by)
     opened = Unbuilt(store, to_build) if plan and to_build is not None else _opened(store, root)
-    importer = Importer(opened, options, matched, texts, device_of(device))
+    importer = Importer(opened, options, matching, texts, device_of(device))
     if is_one:
         refuse_given("works for several folders, and one is given: leave it out", ray=ray)
     found = part.among(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli.options import ColumnNames, check_picture, open_store
+from builder.students.options import StudentOptions
 from builder.tasks.columns import AS_TRAINED
 from hplm.cli.options import Device, Picture, Seed, ServedDtype, StoreFolder, device_of
 from hplm.cli.show import columns
@@ -106,9 +107,8 @@ def _exits_text(report: dict[str, Any]) -> str:
 
 
 def students(
-    id: Id, /, *, store: StoreFolder, layers: int, students: int = 1, rank: int = 48, epochs: int = 9,
-    learning_rate: float = 3e-3, seen: tuple[Path, ...] = (), unlabelled: Path | None = None, seed: Seed = 0,
-    device: Device = "auto",
+    id: Id, /, *, store: StoreFolder, options: StudentOptions, seen: tuple[Path, ...] = (),
+    unlabelled: Path | None = None, device: Device = "auto",
 ) -> dict[str, Any]:  # fmt: skip
     """Make a shallow student that answers like the tenant, or several, of which a busy server asks fewer.
 
@@ -117,20 +117,12 @@ def students(
     number that is best on dev stays. The tenant gets a next version; one that is trained later has no students until they are
     made anew.
 
-    :param layers: upper layers that each student passes
-    :param students: most students to try
-    :param rank: of each student's LoRA
-    :param epochs: passes over the texts, of each student and then of all together
-    :param learning_rate: learning rate
     :param seen: files of its training that were moved
     :param unlabelled: further texts, one a line or JSONL, of which students learn what the full stack says (classify, tag)
     """
-    from builder.students.boosting import StudentOptions
     from builder.students.build import build_students
 
-    opened = open_store(store)
-    options = StudentOptions(layers, students, rank, epochs, learning_rate, seed=seed)
-    report, is_new = build_students(opened, id, options, device_of(device), seen, unlabelled)
+    report, is_new = build_students(open_store(store), id, options, device_of(device), seen, unlabelled)
     print(_students_text(report))
     print("next: `hplm export`, or `hplm tenant update` where it is served" if is_new else "nothing has changed")
     return {**report, "changed": is_new}

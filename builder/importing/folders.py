@@ -18,7 +18,8 @@ from builder.console import no_progress_bars
 from builder.importing.adapter_import import ImportOptions, checked, import_tenant, read_adapter
 from builder.importing.checkpoint import Family, is_checkpoint, size
 from builder.importing.foreign import ADAPTER_CONFIG, CONFIG, WRITTEN
-from builder.importing.matching import MatchingOptions, Unlike, import_checkpoint
+from builder.importing.matching import Unlike, import_checkpoint, lora_of
+from builder.importing.options import Matching
 from builder.importing.texts import UnlabelledTexts
 from builder.page import imports_page
 from builder.store.branches import Branches
@@ -66,7 +67,7 @@ class Importer:
 
     store: Store
     options: ImportOptions
-    matching: MatchingOptions
+    matching: Matching
     given: Path | None  # texts for checkpoints that have no file of texts in their folder; None: the corpus of the domain
     device: torch.device
 
@@ -102,7 +103,7 @@ class Importer:
         else:
             found = self._family.read(folder, options.labels, options.task)
             task, labels = found.head.task, found.labels
-            after = self.matching.layout(store.config).weight_bytes + found.head_bytes
+            after = lora_of(self.matching, store.config).weight_bytes + found.head_bytes
             sizes = {"before": size(folder), "after": after}
             told = {"task": task, "labels": len(labels), "distance": found.distance, "bytes": sizes}
         checked(store, tenant_id, task, labels, options.test)
@@ -148,7 +149,7 @@ class Importer:
     def _check_shared(self, folders: Folders) -> None:
         """Refuses what would be wrong for all checkpoints."""
         if any(is_checkpoint(folder) for _, folder in folders):
-            _ = self._family, self.matching.layout(self.store.config), self.given and self._texts and self._texts.examples
+            _ = self._family, lora_of(self.matching, self.store.config), self.given and self._texts and self._texts.examples
 
     @no_progress_bars()
     def tried(self, tenant_id: str, folder: Path) -> Imported:

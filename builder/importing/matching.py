@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from builder.importing.adapter_import import ImportOptions, checked, origin_of
 from builder.importing.agreement import agreement, differing
 from builder.importing.checkpoint import EMBED, Family, Finetuned, digest, size
+from builder.importing.options import Matching
 from builder.importing.reports import advice
-from builder.importing.texts import FEWEST, UnlabelledTexts, taught
+from builder.importing.texts import UnlabelledTexts, taught
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_options, check_rank
+from builder.learning.limits import Epochs, check_rank
 from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
 from builder.packed_batches import packed_batches
@@ -55,24 +56,11 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class MatchingOptions:
-    rank: int = 32
-    epochs: int = 3  # on twelve checkpoints 0.74 +- 0.29 points better than one
-    learning_rate: float = 1e-3
-    batch_texts: int = 16
-    most_texts: int = 3000
-    least: float = 0.9  # of the answers must be the checkpoint's
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_options(self, rank=1, epochs=1, batch_texts=1, most_texts=FEWEST, least=(0, 1))
-
-    def layout(self, config: BackboneConfig) -> Layout:
-        check_rank(self.rank, config.hidden)
-        layout = adapter_layout(config, "lora", self.rank, every_place(config))
-        assert layout is not None  # its rank is not 0
-        return layout
+def lora_of(matching: Matching, config: BackboneConfig) -> Layout:
+    check_rank(matching.rank, config.hidden)
+    layout = adapter_layout(config, "lora", matching.rank, every_place(config))
+    assert layout is not None  # its rank is not 0
+    return layout
 
 
 class Unlike(InvalidInput):
@@ -145,13 +133,13 @@ class TunedModel:
 
 def import_checkpoint(
     store: Store, tenant_id: str, folder: Path, family: Family, texts: UnlabelledTexts, options: ImportOptions,
-    matching: MatchingOptions, device: torch.device,
+    matching: Matching, device: torch.device,
 ) -> tuple[TenantVersion, dict[str, Any]]:  # fmt: skip
     """Returns the stored tenant and its report. The same call after an interruption goes on, and then changes nothing.
 
     Raises `Unlike` if too few answers are the checkpoint's.
     """
-    started, layout = time.perf_counter(), matching.layout(store.config)
+    started, layout = time.perf_counter(), lora_of(matching, store.config)
     with locked_tenant(store, tenant_id):
         domain = options.domain, store.latest(options.domain)
         numbers = {name: value for name, value in asdict(matching).items() if name != "least"}
@@ -228,7 +216,7 @@ def import_checkpoint(
 
 
 def _check_agreement(
-    report: dict[str, Any], folder: Path, matching: MatchingOptions, way_out: str = "a lower --least stores it at once"
+    report: dict[str, Any], folder: Path, matching: Matching, way_out: str = "a lower --least stores it at once"
 ) -> None:
     after = report["after"]
     if after["agreement"] < matching.least:
@@ -239,7 +227,7 @@ def _check_agreement(
         raise Unlike(f"{said}, less than --least {matching.least:g}: {advice(report)}; {way_out}", report)
 
 
-def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: MatchingOptions, saved: Path) -> dict[str, Any]:
+def _matched(tenant: TunedModel, teacher: TunedModel, data: Data, options: Matching, saved: Path) -> dict[str, Any]:
     """Trains adapter and head. Returns the part of the report that says how near they came."""
     wanted = teacher.rows(data)
     with torch.no_grad():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from builder.importing.options import FEWEST
 from builder.learning.loop import half_precision
 from builder.tables.text_files import digest_of_files
 from builder.tasks.examples import Example, hash_of, read_unlabelled
@@ -25,7 +26,7 @@ from hplm.errors import InvalidInput
 from hplm.lookup.lookup import LONGEST_TEXT
 from hplm.model.tensors import sent
 
-FEWEST, MOST_READ = 50, 100_000  # different texts that a file needs, and that are read of it
+MOST_READ = 100_000  # different texts of a file
 HELD_OUT, FEWEST_HELD_OUT, MOST_HELD_OUT = 0.15, 50, 500  # the share of the texts that only judges, and its bounds
 # An import learns from at most so many tokens, or from A_TEXT for each text of --most-texts if these are more: a long document
 # takes as long as many short ones.

@@ -19,32 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from builder.learning.bodies import Body, PlotBody
-from builder.learning.limits import Epochs, check_options
+from builder.learning.limits import Epochs
 from builder.learning.loop import ParameterGroup, Training, train
 from builder.learning.progress import Exam
+from builder.students.options import StudentOptions
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Texts
 from builder.training.data import Data
 from builder.training.model import TenantModel
 from hplm.errors import InvalidInput
-from hplm.tenants.students import MOST
 
 WAY_OUT = "Use a smaller --learning-rate"
 Beside = Callable[[Pack, np.ndarray, Tensor], Tensor]  # of some texts, their numbers, and what a member is to say of them
-
-
-@dataclass(frozen=True)
-class StudentOptions:
-    depth: int  # upper layers of a member
-    students: int = 1  # at most
-    rank: int = 48
-    epochs: int = 9  # of each member, and of all together
-    learning_rate: float = 3e-3
-    batch_texts: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_options(self, students=(1, MOST), rank=1, epochs=1)
 
 
 @dataclass(frozen=True)

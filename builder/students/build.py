@@ -17,7 +17,8 @@ from builder.learning.bodies import PlotBody
 from builder.learning.limits import check_rank
 from builder.store.step import Step
 from builder.store.store import Store, TenantVersion
-from builder.students.boosting import StudentOptions, boosted, learn_together, seen_by
+from builder.students.boosting import boosted, learn_together, seen_by
+from builder.students.options import StudentOptions
 from builder.students.team import StudentTeam, served
 from builder.tables.build_folder import locked_tenant
 from builder.tasks.columns import AS_TRAINED

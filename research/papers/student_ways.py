@@ -18,8 +18,9 @@ from torch.nn.functional import one_hot
 
 from builder.exits.heads import MOST_ROWS, learned, outputs_of, states_of
 from builder.learning.bodies import PlotBody
-from builder.students.boosting import Seen, StudentOptions, answers_of_prefixes, boosted, learn_member, learn_together, seen_by
+from builder.students.boosting import Seen, answers_of_prefixes, boosted, learn_member, learn_together, seen_by
 from builder.students.build import extended, team_of
+from builder.students.options import StudentOptions
 from builder.students.team import StudentTeam
 from builder.tasks.lookup import Pack, Text, Texts
 from builder.tasks.tasks import TrainingTask

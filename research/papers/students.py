@@ -18,8 +18,8 @@ import numpy as np
 from bench.rows import Device, Positive, Row, Rows, Whole, benchmark, say
 from builder.store.resumable import digest_of
 from builder.store.store import Store
-from builder.students.boosting import StudentOptions
 from builder.students.build import check
+from builder.students.options import StudentOptions
 from builder.tasks.lookup import Texts
 from builder.training.data import Data
 from builder.training.finetuning import TrainingOptions

@@ -14,8 +14,8 @@ from builder.learning.limits import Budget
 from builder.store import resumable
 from builder.store.pack import pack_root, unpack_root
 from builder.store.store import Store, TenantVersion
-from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.students.options import StudentOptions
 from builder.tables import sorted_runs
 from builder.tables.corpus import tokenize_corpus
 from builder.tables.counts import count_ngrams

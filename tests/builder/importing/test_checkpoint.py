@@ -14,7 +14,8 @@ from builder.importing.adapter_import import ImportOptions
 from builder.importing.agreement import Agreement, agreement, differing
 from builder.importing.checkpoint import Family, digest, weight_files
 from builder.importing.folders import Imported, write_page
-from builder.importing.matching import MatchingOptions, TunedModel, Unlike, answers_of, import_checkpoint
+from builder.importing.matching import TunedModel, Unlike, answers_of, import_checkpoint
+from builder.importing.options import Matching
 from builder.importing.reports import facts_of
 from builder.importing.texts import MOST_BYTES, UnlabelledTexts, taught
 from builder.learning.bodies import WholeBody
@@ -73,7 +74,7 @@ def test_a_change_that_fits_is_kept_whole(store, tmp_path):
 
 
 def imported(store: Store, folder: Path, file: Path, test: Path | None = None, **matching: object):
-    given = UnlabelledTexts([file]), ImportOptions(test=test), MatchingOptions(**matching)
+    given = UnlabelledTexts([file]), ImportOptions(test=test), Matching(**matching)
     return import_checkpoint(store, "acme", folder, family_of(store), *given, DEVICE)
 
 

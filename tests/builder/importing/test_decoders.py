@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from builder.importing.adapter_import import ImportOptions, import_tenant, plain_tenant
 from builder.importing.folders import Importer
-from builder.importing.matching import MatchingOptions
+from builder.importing.options import Matching
 from builder.publish.export import write_version
 from builder.store.pack import pack_root, unpack_root
 from builder.store.seen import SeenTexts
@@ -123,7 +123,7 @@ def test_an_imported_adapter_is_the_merged_model(family, tmp_path):
     assert torch.allclose(logits(store, tmp_path / "1", text, "acme"), model(torch.tensor([text])).logits[0], atol=1e-3)
     again, _ = import_tenant(store, "acme", folder, ImportOptions(), DEVICE)
     assert again.version == 2
-    (plan,) = Importer(store, ImportOptions(), MatchingOptions(), None, DEVICE).plan([("acme", folder)])
+    (plan,) = Importer(store, ImportOptions(), Matching(), None, DEVICE).plan([("acme", folder)])
     assert not plan.refused
 
 
@@ -169,5 +169,5 @@ def test_what_cannot_be_imported_is_named(folder, tmp_path, target, config, opti
     adapter = adapted(drawn(llama()), tmp_path / "lora", [target], (*range(4), None), **config)
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         import_tenant(store, "acme", adapter, ImportOptions(**options), DEVICE)
-    (plan,) = Importer(store, ImportOptions(**options), MatchingOptions(), None, DEVICE).plan([("acme", adapter)])
+    (plan,) = Importer(store, ImportOptions(**options), Matching(), None, DEVICE).plan([("acme", adapter)])
     assert mentions(plan.refused, *named)

@@ -12,7 +12,7 @@ import pytest
 
 from builder.importing.adapter_import import ImportOptions
 from builder.importing.folders import Importer, named, write_page
-from builder.importing.matching import MatchingOptions
+from builder.importing.options import Matching
 from builder.importing.reports import advice
 from builder.store.pack import pack_root
 from hplm.errors import InvalidInput
@@ -117,7 +117,7 @@ def test_a_folder_whose_import_was_interrupted_comes_last(store, tmp_path):
             return super().submit(job, *given)
 
     store.tenant_work_folder("acme").mkdir(parents=True)
-    importer = Importer(store, ImportOptions(), MatchingOptions(), None, DEVICE)
+    importer = Importer(store, ImportOptions(), Matching(), None, DEVICE)
     found = list(importer.all([(name, tmp_path / name) for name in ("acme", "beta", "city")], Listing()))
     assert asked == ["beta", "city", "acme"] and all("config.json" in one.refused for one in found)
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
     monkeypatch.setattr(os, "stat", denied)  # the super-user may read all
     lora = changed(tmp_path, "peft-everywhere", "config.json", {"id2label": dict(enumerate(LABELS))})
     shutil.copytree(lora, folder / "adapter")
-    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
+    importer = Importer(store, ImportOptions(), Matching(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     found = list(importer.all(named([folder]), Here()))
     assert {one.folder: one.refused for one in importer.plan(named([folder]))} == {one.folder: one.refused for one in found}
     (few := tmp_path / "few.txt").write_text("one text")
@@ -165,7 +165,7 @@ def test_what_cannot_be_imported_is_named_and_the_others_are(store, tmp_path, mo
 @pytest.mark.usefixtures("one_step")
 def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_corpus_of_its_domain(store, tmp_path):
     """Of its next version too. Documents may be longer than texts."""
-    importer = Importer(store, ImportOptions("bio"), MatchingOptions(rank=2, least=0), None, DEVICE)
+    importer = Importer(store, ImportOptions("bio"), Matching(rank=2, least=0), None, DEVICE)
     folder, files = tuned(tmp_path / "tuned"), [corpus(tmp_path, seed, lines=30) for seed in (1, 2)]
     with files[1].open("a") as long:
         long.write("\n" + "a " * LONGEST_TEXT)
@@ -184,7 +184,7 @@ def test_without_texts_a_checkpoint_is_matched_by_those_in_its_folder_or_the_cor
 
 @pytest.mark.usefixtures("one_step")
 def test_a_plan_refuses_what_an_import_does_with_the_same_words(store, tmp_path):
-    importer = Importer(store, ImportOptions(), MatchingOptions(rank=2, least=0), texts(tmp_path, 60), DEVICE)
+    importer = Importer(store, ImportOptions(), Matching(rank=2, least=0), texts(tmp_path, 60), DEVICE)
     names = {"acme": LABELS, "other": "abc"}
     folder, other = (tuned(tmp_path / name, id2label=dict(enumerate(own))) for name, own in names.items())
     of_labels = "config.json", {"id2label": dict(enumerate(LABELS))}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from builder.importing.adapter_import import ImportOptions, import_tenant
 from builder.importing.adapters import read_folder
 from builder.importing.folders import Importer
-from builder.importing.matching import MatchingOptions
+from builder.importing.options import Matching
 from builder.store.store import Store, TenantVersion
 from builder.training.model import TenantModel
 from hplm.adapters.groups import Tiles
@@ -266,6 +266,6 @@ def merged(folder: Path, is_dora: bool) -> Path:
 @pytest.mark.parametrize("is_dora", [False, True], ids=["LoRA of all layers", "DoRA"])
 def test_adapters_of_other_kinds_are_matched_once_they_are_merged(store, tmp_path, is_dora):
     """The answers to texts that it has not learned are the merged model's, as many as `--least` asks for by default."""
-    importer = Importer(store, ImportOptions(), MatchingOptions(), texts(tmp_path, 600), DEVICE)
+    importer = Importer(store, ImportOptions(), Matching(), texts(tmp_path, 600), DEVICE)
     _, report = importer.one("acme", merged(tmp_path / "merged", is_dora))
-    assert report["after"]["agreement"] >= MatchingOptions.least
+    assert report["after"]["agreement"] >= Matching.least

@@ -16,8 +16,9 @@ from builder.evaluation.evaluation import evaluate_tenant
 from builder.exits.build import build_exits
 from builder.store.store import Store
 from builder.students import boosting
-from builder.students.boosting import Seen, StudentOptions, boosted
+from builder.students.boosting import Seen, boosted
 from builder.students.build import build_students
+from builder.students.options import StudentOptions
 from builder.students.team import StudentTeam
 from builder.tasks.examples import Example, hash_of
 from hplm.engine.engine import resolve_precision

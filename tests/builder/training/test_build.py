@@ -13,8 +13,8 @@ from builder.evaluation.evaluation import evaluate_tenant
 from builder.publish.export import export
 from builder.publish.model_configs import ServingOptions
 from builder.store.store import Store
-from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.students.options import StudentOptions
 from builder.students.team import StudentTeam
 from testing.random_store import TOY
 from testing.reference import Reference

@@ -9,8 +9,8 @@ import pytest
 
 from builder.evaluation.evaluation import evaluate_tenant
 from builder.evaluation.unseen import UnseenTexts
-from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.students.options import StudentOptions
 from builder.tasks.columns import Columns
 from builder.tasks.examples import has_labels, hash_of, read_corpus, read_unlabelled
 from builder.tasks.tasks import training_task

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from builder.exits.build import build_exits
-from builder.students.boosting import StudentOptions
 from builder.students.build import build_students
+from builder.students.options import StudentOptions
 from builder.tables.build_folder import locked_folder
 from builder.training.build import build_tenant, delete_tenant
 from builder.training.start import ANEW
