@@ -306,7 +306,7 @@ def check_tenant(
     from builder.tasks.labels import check_new_labels
     from builder.training.build import checked_options, chosen_task
     from builder.training.start import check_version
-    from builder.training.teachers import Teacher
+    from builder.training.teachers import teacher_folder
     from hplm.tasks.tasks import check_backbone
 
     check_name("tenant", id)
@@ -331,7 +331,7 @@ def check_tenant(
     if from_version is not None:
         check_version(store, id, from_version)
     if training.teacher is not None:
-        Teacher.named(training.teacher)
+        teacher_folder(training.teacher)
 
 
 def pack(file: Packed, /, *, store: StoreFolder) -> dict:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from builder.console import say
+from builder.importing.checkpoint import digest
 from builder.learning.bodies import Body, DecoderBody, PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
@@ -29,7 +30,7 @@ from builder.training.finetuning import Train, Trained, TrainingOptions, adapter
 from builder.training.generating import PromptReader, WrittenData
 from builder.training.quality import described, doubts
 from builder.training.start import ANEW, check_form, chosen_embedding, chosen_start, form_of
-from builder.training.teachers import Teacher
+from builder.training.teachers import taught_by, teacher_folder
 from hplm.errors import InvalidInput, some
 from hplm.model.config import BackboneConfig
 from hplm.tasks.tasks import GENERATE, check_backbone
@@ -62,9 +63,9 @@ def build_tenant(
         generates = own.served.generates
         if not own.served.has_head and (teacher is not None or not options.rank):
             raise InvalidInput(f"tenant {tenant_id!r} has no head and learns only an adapter: give --rank, and no --teacher")
-        if teacher is not None:
-            trainer = Teacher.named(teacher)
-            taught["teacher"] = trainer.digest
+        checkpoint = teacher_folder(teacher) if teacher is not None else None
+        if checkpoint is not None:
+            taught["teacher"] = digest(checkpoint)
         stands_on = domain, store.latest(domain)
         asked = {
             "domain": domain, "domain_version": stands_on[1], "tables": store.chain_digest(*stands_on), "task": task,
@@ -83,10 +84,10 @@ def build_tenant(
         learned = store.tenant_version(tenant_id, start) if start != ANEW else None
         if learned is not None:
             check_form(learned, options, store.config)
-        if isinstance(trainer, Teacher):
+        if checkpoint is not None:
             examples = own.read(train_file, columns)
             labels = head_labels(before, task, examples, own.labels(examples), learned is not None, new_labels)
-            trainer = trainer.read(store, tenant_id, task, labels, taught["teacher"])
+            trainer = taught_by(checkpoint, taught["teacher"], store, tenant_id, task, labels)
         reader = (PromptReader if generates else Reader)(store, *stands_on)
         files = train_file, dev_file
         data = read_data(
