@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builder.learning.bodies import DecoderBody, WholeDecoderBody, checkpoint_of
+from builder.learning.bodies import PlotBody, WholeBody
 from builder.learning.causal import entropies
 from builder.learning.loop import half_precision
 from builder.store.store import Store, TenantVersion
@@ -53,8 +53,8 @@ class Predictor:
         self._store, self._tenant, task = store, tenant, training_task(GENERATE)
         reader = PromptReader(store, tenant.domain, tenant.domain_version)
         self.texts: Texts = reader.read(examples, task, [])
-        self._body = DecoderBody(store.upper().eval()).to(device).requires_grad_(False)
-        self._data = WrittenData.of(Data(reader, task, [], self.texts, self.texts, device), self._body.upper)
+        self._body = PlotBody.of(store).eval().to(device).requires_grad_(False)
+        self._data = WrittenData.of(Data(reader, task, [], self.texts, self.texts, device), self._body.upper.next_token.weight)
 
     def by_tenant(self) -> Predicted:
         """As the tables, the shared layers and the tenant's adapter predict."""
@@ -63,7 +63,7 @@ class Predictor:
 
     def by_original(self) -> Predicted:
         """As the whole model predicts, without an adapter."""
-        whole = WholeDecoderBody(checkpoint_of(self._store.model, self._store.config)).to(self._data.device)
+        whole = WholeBody.of(self._store).to(self._data.device)
         return self._predicted(partial(whole, adapters=None))
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from builder.console import passing_bar
-from builder.learning.bodies import WholeDecoderBody
+from builder.learning.bodies import WholeBody
 from builder.learning.distil import WAY_OUT, split_documents
 from builder.learning.limits import Budget
 from builder.learning.loop import ParameterGroup, Training, half_precision, products_dtype, train
@@ -111,7 +111,7 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 
 def causal_lesson(
-    windows: Shrinking, whole: WholeDecoderBody | None, texts: list[np.ndarray], chance: np.random.Generator | None,
+    windows: Shrinking, whole: WholeBody | None, texts: list[np.ndarray], chance: np.random.Generator | None,
     to_the_end: bool = True,
 ) -> CausalLesson:  # fmt: skip
     """`whole`: the model that teaches; None for a domain. `chance`: shortens some windows.
@@ -122,8 +122,10 @@ def causal_lesson(
     packed, before = windows(tokens, lengths, chance), predicting(lengths)
     own, rows, following = (index_of(numbers, windows.device) for numbers in (tokens, before, tokens[before + 1]))
     at_split = at_end = None
-    if whole is not None:
-        at_split, at_end = whole.taught(own, packed.positions, packed.lengths, rows if to_the_end else None)
+    if whole is not None and to_the_end:
+        at_split, at_end = whole.taught(own, packed.positions, packed.lengths, rows)
+    elif whole is not None:
+        at_split = whole.at_split(own, packed.positions, packed.lengths)
     return CausalLesson(**vars(packed), before=rows, following=following, at_split=at_split, at_end=at_end)
 
 
@@ -136,7 +138,7 @@ def learn_windows(
     A result that is worse than the start on held-out texts is dropped. After an interruption the same call continues.
     """
     held_out, training = (_pieces(part) for part in split_documents(documents, seed))
-    whole = None if checkpoint is None else WholeDecoderBody(checkpoint).to(device).eval().requires_grad_(False)
+    whole = None if checkpoint is None else WholeBody(checkpoint).to(device).eval().requires_grad_(False)
     student = SplitModel(lower, upper).to(device).requires_grad_(False)
     matrix = upper.next_token.weight.detach().to(products_dtype(device))
     lesson, batches = partial(causal_lesson, Shrinking(config, device), whole), partial(reading, config, training, seed, device)

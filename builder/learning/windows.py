@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from builder.learning.bodies import WholeBody
+from builder.learning.bodies import WholeBody, attention_of
 from builder.packed_batches import packed_batches, positions_of
 from builder.tables.sorted_runs import distinct
-from hplm.model.attention import CausalAttention, PackedAttention
 from hplm.model.config import BackboneConfig
 from hplm.model.stacks import LowerStack, UpperStack, through, turn_of
 from hplm.model.tensors import sent
@@ -147,7 +145,6 @@ class SplitModel(nn.Module):
     def forward(self, lesson: Windowed, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns the hidden states at the split, and at the end as heads read them. `rows`: the tokens that are read there."""
         entered, config = self.entered(lesson), self.upper.config
-        of_encoder = partial(PackedAttention, device=entered.device)
-        attend = (CausalAttention if config.is_decoder else of_encoder)(lesson.lengths, config.heads)
+        attend = attention_of(config, lesson.lengths, entered.device)
         turn = turn_of(config, lesson.positions, entered.dtype)
         return entered, self.upper.leave(through(self.upper.layers, entered, attend, rows=rows, turn=turn))

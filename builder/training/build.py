@@ -11,7 +11,7 @@ import torch
 
 from builder.console import say
 from builder.importing.checkpoint import digest
-from builder.learning.bodies import Body, DecoderBody, PlotBody
+from builder.learning.bodies import PlotBody
 from builder.page import tenant_page
 from builder.pictures import draw_learning
 from builder.store.resumable import clear_work_folder, saved_plan
@@ -98,9 +98,9 @@ def build_tenant(
             say(f"tenant {tenant_id}: new labels, which version {before.version} does not have: {new}")
         version = before.version + 1 if before else 1
         saving = step.folder(from_version=start, free={"version": version})  # an import may have taken the number since
-        body: Body = PlotBody.of(store)
+        body = PlotBody.of(store)
         if generates:
-            body, data = DecoderBody(upper := store.upper()), WrittenData.of(data, upper)
+            data = WrittenData.of(data, body.upper.next_token.weight)
         trained = trainer(body, data, options, saving / "learning.pt")
         tenant = TenantVersion(
             tenant_id, version, *stands_on, task, data.labels, options.rank, options.adapter,

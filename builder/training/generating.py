@@ -19,7 +19,6 @@ from builder.tasks.tasks import TrainingTask
 from builder.training.data import Data
 from hplm.errors import InvalidInput
 from hplm.model.prompts import Prompts
-from hplm.model.stacks import UpperStack
 
 
 class PromptReader(Reader):
@@ -72,8 +71,9 @@ class WrittenData(Data):
     """The prompts and targets of a training. Its rows are those of the targets' tokens."""
 
     @classmethod
-    def of(cls, data: Data, upper: UpperStack) -> WrittenData:
-        matrix = upper.next_token.weight.detach().to(data.device, products_dtype(data.device))
+    def of(cls, data: Data, next_token: Tensor) -> WrittenData:
+        """`next_token`: the decoder's matrix, which makes logits."""
+        matrix = next_token.detach().to(data.device, products_dtype(data.device))
         own = {field.name: getattr(data, field.name) for field in fields(Data)}
         return cls(**{**own, "task": replace(data.task, loss=NextTokenLoss(matrix))})
 

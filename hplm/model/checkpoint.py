@@ -194,8 +194,6 @@ def _layers(weights: Weights, first: int, count: int) -> dict[str, Tensor]:
 
 def full_stack(checkpoint: Checkpoint) -> Layers:
     """Returns all layers of the original model as our `Layer`s: the teacher of the adaptation."""
-    if checkpoint.config.is_decoder:
-        raise InvalidInput(f"{checkpoint.config.name!r} is a decoder, and only an encoder has hidden states to match here")
     if checkpoint.skipbert:
         raise InvalidInput(
             f"{checkpoint.config.name!r} is a SkipBERT: its lower layers never saw whole texts, so they cannot teach a domain. "

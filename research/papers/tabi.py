@@ -215,7 +215,7 @@ def _pruned_labels(body, model, data, keep: float) -> Array:
     texts = data.dev
     found = np.empty(len(texts.texts), dtype=np.int64)
     for some, pack in data.packs(texts):
-        x, _ = body.below(pack)
+        x, *_ = body.below(pack)
         looked = Looked(pack.lengths, body.upper.heads)
         kept, lengths = None, pack.lengths
         for number, layer in enumerate(body.upper_layers):

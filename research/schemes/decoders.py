@@ -16,7 +16,7 @@ import torch
 from builder.console import progress_bar
 from builder.evaluation.evaluation import Answers, Evaluation
 from builder.evaluation.writing import longest_target
-from builder.learning.bodies import WholeDecoderBody, checkpoint_of
+from builder.learning.bodies import WholeBody
 from builder.store.store import Store
 from builder.tasks.columns import AS_TRAINED
 from builder.training.data import read_data
@@ -27,6 +27,8 @@ from hplm.arrays import ranges
 from hplm.errors import InvalidInput
 from hplm.generation.attention import Chunks, attention_over
 from hplm.generation.cache import BLOCK, Cache, table_of
+from hplm.model.layer import unchanged
+from hplm.model.stacks import through, turn_of
 from research.schemes.export import evenly
 from research.schemes.trained import own_options, training_files
 
@@ -53,16 +55,16 @@ def score_decoders(
     room = store.config.positions - most
     prompts = [np.concatenate([own[:1], own[1:][max(0, len(own) - room) :]]) for own in map(reader.prompt_of, examples)]
     for name, seed in runs:
-        body = WholeDecoderBody(checkpoint_of(store.model, store.config))
+        body = WholeBody.of(store)
         if name == "compressed":
-            body = body.with_layers(evenly(len(body.upper.layers), store.config.upper_layers))
+            body = body.with_layers(evenly(len(body.layers), store.config.upper_layers))
         model = TenantModel(None, None, seed)
         if name != "shared":
             own = replace(options, seed=seed)
             if name != "adapter":
                 own = replace(own, adapter=TrainingOptions.adapter, rank=0, places=None, body_rate=RATE)
                 own = replace(own, body_part=name.partition("-")[2] or "all")
-            model = finetune(body, WrittenData.of(data, body.upper), own).model
+            model = finetune(body, WrittenData.of(data, body.next_token.weight), own).model
         body.to(device).eval()
         parts = [prompts[first : first + AT_ONCE] for first in range(0, len(prompts), AT_ONCE)]
         texts = [text for part in progress_bar(parts, "writing") for text in written(body, model, part, most)]
@@ -70,13 +72,12 @@ def score_decoders(
 
 
 @torch.no_grad()
-def written(body: WholeDecoderBody, model: TenantModel, prompts: Sequence[np.ndarray], most: int) -> list[list[int]]:
+def written(body: WholeBody, model: TenantModel, prompts: Sequence[np.ndarray], most: int) -> list[list[int]]:
     """Returns the likeliest tokens behind each prompt, at most so many, without the one that ends a text."""
-    config, matrix = body.upper.config, body.upper.next_token.weight
+    config, matrix = body.config, body.next_token.weight
+    layers, below = 1 + max(layer.number for layer in body.layers), [unchanged] * (len(body.layers) - len(body.upper_layers))
     rooms = [len(prompt) + most for prompt in prompts]
-    cache = Cache(
-        sum(room + BLOCK for room in rooms), max(rooms), config.upper_layers, config.key_width, matrix.device, block=BLOCK
-    )
+    cache = Cache(sum(room + BLOCK for room in rooms), max(rooms), layers, config.key_width, matrix.device, block=BLOCK)
     blocks = [cache.take(room) or () for room in rooms]
     found: list[list[int]] = [[] for _ in prompts]
     new, before, going = list(prompts), np.zeros(len(prompts), dtype=np.int64), list(range(len(prompts)))
@@ -85,8 +86,10 @@ def written(body: WholeDecoderBody, model: TenantModel, prompts: Sequence[np.nda
         attend = attention_over(config, cache, Chunks(table_of([blocks[i] for i in going]), before, counts))
         tokens, places = (torch.from_numpy(own).to(matrix.device) for own in (np.concatenate(new), ranges(before, counts)))
         rows = torch.from_numpy(np.cumsum(counts) - 1).to(matrix.device)
-        adapters = model.adapts(tiles(tokens), tiles(rows)) or None
-        chosen = (body.read(tokens, places, attend, adapters, rows) @ matrix.T).argmax(1).tolist()
+        adapters = [*below, *(model.adapts(tiles(tokens), tiles(rows)) or [unchanged] * len(body.upper_layers))]
+        x = body.embedded(tokens, places, torch.zeros_like(places))
+        read = body.leave(through(body.layers, x, attend, adapters, rows, turn_of(config, places, x.dtype)))
+        chosen = (read @ matrix.T).argmax(1).tolist()
         for i, token in zip(going, chosen, strict=True):
             found[i].append(token)
         goes_on = [token not in config.end_ids and len(found[i]) < most for i, token in zip(going, chosen, strict=True)]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from hplm.errors import InvalidInput
 from hplm.model.attention import SinkAttention
-from hplm.model.checkpoint import full_stack, load_checkpoint, split
+from hplm.model.checkpoint import load_checkpoint, split
 from hplm.model.config import BackboneConfig
 from hplm.model.gguf_files import SAMPLE
 from hplm.model.windows import Window
@@ -98,11 +98,6 @@ UNSPLIT = [({"lower": lower, "upper": upper}, [LAYERS, lower]) for lower, upper 
 def test_what_cannot_be_computed_or_split_is_refused(tmp_path, make, options, named):
     with pytest.raises(InvalidInput, match=mentioning(*named)):
         load_checkpoint(make(tmp_path / "m"), **({"lower": 0, "window": Window(1)} | options))
-
-
-def test_a_decoder_has_no_states_of_an_encoder(tmp_path):
-    with pytest.raises(InvalidInput, match="decoder"):
-        full_stack(load_checkpoint(saved(llama(), tmp_path / "m"), lower=LOWER))
 
 
 def test_texts_are_no_longer_than_what_layers_see(tmp_path):

@@ -79,7 +79,7 @@ def test_an_exported_tenant_answers_as_here_from_the_same_states(store, tmp_path
     layers = getattr(base, "layers", None) or getattr(base, "transformer", None) or base.encoder
     layers = getattr(layers, "layer", layers)
     with torch.no_grad():
-        entering, _ = own.body.below(pack)
+        entering, *_ = own.body.below(pack)
         layers[config.lower_layers].register_forward_pre_hook(lambda _, given: (entering[None], *given[1:]))
         states, wanted = own.through(pack)
         said = plain(torch.full((1, len(entering)), 5, device=DEVICE), output_hidden_states=True)  # the tokens do not matter

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from builder.evaluation.perplexity import Predicted, Predictor
 from builder.importing.adapter_import import plain_tenant
-from builder.learning.bodies import WholeDecoderBody
+from builder.learning.bodies import WholeBody
 from builder.learning.causal import (
     OF_TEXT,
     PIECE,
@@ -113,7 +113,7 @@ def test_the_whole_decoder_says_what_the_library_says(family, tmp_path):
     lengths = np.array([len(text) for text in texts])
     packed, rows = torch.from_numpy(np.concatenate(texts)), torch.from_numpy(predicting(lengths))
     positions = torch.cat([torch.arange(len(text)) for text in texts])
-    _, read = WholeDecoderBody(checkpoint).taught(packed, positions, lengths.tolist(), rows)
+    _, read = WholeBody(checkpoint).taught(packed, positions, lengths.tolist(), rows)
     with torch.no_grad():
         expected = torch.cat([model(torch.from_numpy(text)[None]).logits[0, :-1].log_softmax(1) for text in texts])
     assert torch.allclose(logs_of(read, checkpoint.weights["next_token.weight"]), expected, atol=1e-3)
@@ -121,7 +121,7 @@ def test_the_whole_decoder_says_what_the_library_says(family, tmp_path):
 
 def test_parts_of_the_whole_decoder_are_the_layers_below_and_above_the_split(tmp_path):
     checkpoint, _, _ = loaded(saved(drawn(llama()), tmp_path / "m"))
-    body = WholeDecoderBody(checkpoint)
+    body = WholeBody(checkpoint)
     every, lower, upper = ([*body.part(name)] for name in ("all", "lower", "upper"))
     assert lower and [*map(id, lower), *map(id, upper)] == [*map(id, every)]
     assert [*map(id, upper)] == [*map(id, body.upper_layers.parameters())]
