@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from builder.worker_processes import processes_that_fit
+from testing.processes import processes_that_fit
 
 pytest_plugins = ["tests.support.failures", "tests.support.needed"]
 pytest.register_assert_rewrite("tests")  # helpers say which values differ, as tests do

@@ -1,4 +1,4 @@
-"""Worker processes: as many as fit on the machine. They end when the process that started them ends."""
+"""Worker processes, which end when the process that started them ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from typing import ParamSpec, TypeVar
 
 from builder.console import say
 from hplm.errors import HplmError, kind_of
-from hplm.memory import machine_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,14 +28,6 @@ KILLED = (
     "its process was killed twice, the second time when no other one ran, perhaps because memory ran out: build it alone with "
     "more memory, or leave it out; the others are built once"
 )
-
-
-def processes_that_fit(wanted: int, bytes_each: int = BYTES_EACH, waiting: int = 0) -> int:
-    """Returns how many processes fit on this machine at a time, at most `wanted`. Without `bytes_each` they are trainings.
-
-    `waiting`: how many of them wait for something most of the time, and need no core of their own.
-    """
-    return max(1, min(wanted, len(os.sched_getaffinity(0)) + waiting, machine_memory()[1] // bytes_each))
 
 
 class Killed(HplmError):

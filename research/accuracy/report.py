@@ -24,7 +24,7 @@ from builder.store.store import Store
 from builder.tasks.tasks import training_task
 from builder.training.data import Data
 from builder.training.finetuning import TrainingOptions, evaluate, finetune
-from builder.worker_processes import processes_that_fit
+from builder.worker_processes import BYTES_EACH
 from demo.data import DemoData, DemoTenant
 from hplm.plot.meta import FORMAT as TABLE_FORMAT
 from research.accuracy.recipes import Recipe, build_store, pretrained_body
@@ -33,6 +33,7 @@ from research.options import results_of
 from research.result_file import ResultFile
 from research.schemes.teachers import taught_by_dedicated
 from research.schemes.trained import options_of, read_task, train_scheme
+from testing.processes import processes_that_fit
 
 OF_UPPER_LAYERS = ("adapter", "dedicated-lower", "dedicated-upper")  # their results depend on the number of upper layers
 BARE = 0.001  # share of the n-grams in a root whose table is not read
@@ -89,7 +90,7 @@ class AccuracyReport:
         order = {case: number for number, case in enumerate(case for study in studies for case in study.cases)}
         missing.sort(key=lambda run: (run.seed, order[run.case]))  # one seed is finished before the next begins
         self._build(missing)
-        at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing)))
+        at_a_time = at_a_time or (1 if self.device.type != "cpu" else processes_that_fit(len(missing), BYTES_EACH))
         score = AccuracyReport.score if at_a_time == 1 and self.device.type != "cpu" else _score_alone
         with tqdm(total=len(missing), desc="report", unit="training", disable=not missing) as bar:
             for place, result in results_of([partial(score, self, run) for run in missing], at_a_time):
