@@ -21,8 +21,7 @@ from hplm.scheduling.selection import Batch, Capacity, Places, Selection
 log = logging.getLogger(__name__)
 LEARNING = 0.1  # rate of running means
 LEAST_TOKENS = 128  # of a batch that is bounded, so that one wrong prediction cannot make batches tiny
-OF_LINE = 0.25  # share of the tokens that wait, which a bounded batch may have
-MOST_TIMES = 4  # what it may have then, over what it may always have
+MOST_TIMES = 4  # what a bounded batch may have behind a long line, over what it may always have
 
 
 class Queue(Generic[T]):
@@ -112,18 +111,19 @@ class Queue(Generic[T]):
     def bounded(self, capacity: Capacity, batch_ns: int, start_ns: int) -> Capacity:
         """Returns the capacity of a batch that takes no longer than it may. What comes next waits for all of a batch.
 
-        Where short batches would make a long line wait longer, more may be in a batch, but no text that waits misses its
-        deadline by it. The line of the tenant with the most tokens does not count: a flood lengthens nobody's wait.
+        Where more waits than it may have, short batches would make all of it wait longer. So it may have as much as waits, but
+        no text that waits misses its deadline by it. The tenant with the most tokens does not count: a flood lengthens nobody's
+        wait.
         """
         if not batch_ns or not self.known:
             return capacity
         columns, cost = self.columns, self.cost
         mean = columns.all_tokens / len(columns)
         tokens = max(LEAST_TOKENS, cost.tokens_within(batch_ns, mean, self.loaded))
-        if columns.all_tokens * OF_LINE > tokens:
-            in_time = cost.tokens_within(int(columns.deadline.min()) - start_ns - cost.predict(0, 0), mean, self.loaded)
+        if columns.all_tokens > tokens:
             line = columns.all_tokens - int(columns.demand.max())
-            tokens = max(tokens, min(tokens * MOST_TIMES, int(line * OF_LINE), in_time))
+            in_time = cost.tokens_within(int(columns.deadline.min()) - start_ns - cost.predict(0, 0), mean, self.loaded)
+            tokens = max(tokens, min(tokens * MOST_TIMES, line, in_time))
         return capacity if tokens >= capacity.tokens else replace(capacity, tokens=tokens)
 
     def select(self, start_ns: int, capacity: Capacity, is_idle: bool, among: Array | None = None) -> Selection:

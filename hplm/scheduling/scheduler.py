@@ -34,8 +34,8 @@ class Scheduler(Queue[T]):
         """`admission`: refuse requests that cannot be answered in time, and drop waiting ones that no longer can.
 
         `commit_ns`: how long before the engine is free the next batch is chosen. None: at once.
-        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS and no long line
-        waits (`Queue.bounded`); 0: no bound.
+        `batch_ns`: how long the tokens of a batch may take by prediction, if they are more than LEAST_TOKENS and no longer
+        line waits (`Queue.bounded`); 0: no bound.
         `answering_ns`: the time from the end of computing until the client has the answer.
         """
         super().__init__(policy, limits, answering_ns)

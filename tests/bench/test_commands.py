@@ -40,6 +40,7 @@ MAINS = {
     "random": random_repository.main,
 }  # fmt: skip
 FIGURES = {  # of each command: figures that must be there, by their paths
+    "bench batches": "all_p99/0.9/fixed; quiet_p99_over_no_bound",
     "bench cascade --model bert": "work; random/points_lost; one_client/over_full; served/left_as_expected",
     "bench engine": "toy/var20/packed; toy/var100/packed_to/naive; int8_over_fp32",
     "bench generate": (
