@@ -151,7 +151,6 @@ class Records:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.copy = path.with_suffix(".copy")
         self._lock = threading.RLock()  # one thread at a time uses the connection
-        self._depth = 0
         self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         path.chmod(0o600)
         self._base.row_factory = sqlite3.Row
@@ -176,20 +175,12 @@ class Records:
     def together(self) -> Iterator[None]:
         """Makes all changes of a block, or none if it raises. No other writer comes between."""
         with self._lock:
-            if self._depth == 0:
-                self._base.execute("BEGIN IMMEDIATE")
-            self._depth += 1
-            try:
+            if self._base.in_transaction:  # of this thread: the block around ends it
                 yield
-            except BaseException:
-                if self._depth == 1:
-                    self._base.execute("ROLLBACK")
-                raise
-            else:
-                if self._depth == 1:
-                    self._base.execute("COMMIT")
-            finally:
-                self._depth -= 1
+                return
+            self._base.execute("BEGIN IMMEDIATE")
+            with self._base:
+                yield
 
     def back_up(self, now: float) -> None:
         """Writes a copy that can be copied at any time, unless there is one of the last day."""
@@ -263,19 +254,18 @@ class Records:
 
         First come owners without a running job, of them the one whose jobs have taken the least processor time in 24 hours.
         """
-        sql = """status = :status AND step = '' AND again <= :now
-            AND tenant NOT IN (SELECT tenant FROM jobs WHERE status = 'running' AND :status != 'validating_files')
+        sql = """status = ?1 AND step = '' AND again <= ?2
+            AND tenant NOT IN (SELECT tenant FROM jobs WHERE status = 'running' AND ?1 != 'validating_files')
             ORDER BY (SELECT count(*) FROM jobs AS own WHERE own.owner = jobs.owner AND own.step != ''),
             (SELECT total(own.seconds) FROM jobs AS own WHERE own.owner = jobs.owner
-            AND coalesce(own.finished, :now) > :now - :day), number LIMIT 1"""
+            AND coalesce(own.finished, ?2) > ?3), number LIMIT 1"""
         with self.together():
-            rows = self._rows(Job, sql, {"status": status, "now": now, "day": DAY})
-            if not rows:
+            job = next(iter(self._all(Job, sql, status, now, now - DAY)), None)
+            if job is None:
                 return None
-            id, started = rows[0].id, rows[0].started or int(now)
-            taken = {"status": WAITING[0] if status == WAITING[0] else WAITING[2], "step": step, "started": started}
-            self.change(Job, id, **taken)
-            return self.get(Job, id)
+            taken = {"status": WAITING[0] if status == WAITING[0] else WAITING[2], "step": step}
+            self.change(Job, job.id, **taken, started=job.started or int(now))
+            return self.get(Job, job.id)
 
     def put_back(self) -> None:
         """Lets all jobs wait that were taken by a process that has ended."""
@@ -325,9 +315,6 @@ class Records:
             return found[0] or 0 if found else 0
 
     def _all(self, kind: type[Row], where: str, *values: Any) -> list[Row]:
-        return self._rows(kind, where, values)
-
-    def _rows(self, kind: type[Row], where: str, values: Any) -> list[Row]:
         names = [field.name for field in fields(kind)]
         with self._lock:
             found = self._base.execute(f"SELECT {', '.join(names)} FROM {TABLES[kind]} WHERE {where}", values).fetchall()

@@ -1,5 +1,6 @@
 """Records keep what was written when a process is killed, and give jobs in a fair order."""
 
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -64,6 +65,18 @@ with records.together():
             records.note("key-1", "acme", "nothing")
         raise ZeroDivisionError
     assert [owner.id for owner in records.owners()] == ["acme", "beta", "operators", "written"] and records.deeds() == []
+
+
+def test_a_full_disk_fails_the_block_alone(records):
+    (pages,) = records._base.execute("PRAGMA page_count").fetchone()
+    records._base.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"), records.together():
+        records.note("key-1", "acme", "nothing")
+        records.note("key-1", "acme", "x" * 1_000_000)
+    records._base.execute(f"PRAGMA max_page_count={2 * pages}")
+    assert records.deeds() == []
+    records.note("key-1", "acme", "something")
+    assert [deed.action for deed in records.deeds()] == ["something"]
 
 
 def test_records_of_another_format_are_refused_by_name(records, tmp_path):
