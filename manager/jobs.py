@@ -18,7 +18,7 @@ from manager.models import NOT_FOUND, Base, Models, Served, score_of
 from manager.records import DAY, DOMAIN, Event, File, Job, Records
 from manager.rights import Rights
 from manager.uploads import DATA, TRAINS, Uploads
-from manager.wishes import AUTO, domain_wishes_in, wishes_in
+from manager.wishes import AUTO, HYPERPARAMETERS, domain_wishes_in, wishes_in
 from manager.work import KINDS, Work
 
 SUFFIX = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")  # without a dot: names of candidates have one more
@@ -32,7 +32,6 @@ IMPORTED = re.compile(
 NOT_OF_IMPORTS = ("best", "fresh", "from_version", "new_labels", "learning_rate_multiplier")
 DATA_FILES = ("training_file", "validation_file")
 CORPORA = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")  # endings of corpora
-HYPERPARAMETERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
 
 class Jobs:
