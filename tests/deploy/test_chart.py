@@ -14,7 +14,7 @@ import yaml
 
 from hplm.cli.main import parsed
 from loadtest.proxy import make_certificate
-from manager.pages import ROOT as CONSOLE
+from manager.rendering import ROOT as CONSOLE
 from tests.deploy.image import DEPLOY, PAGES, ROOT, SECRET, docker_run
 from tests.deploy.manifests import (  # fmt: skip
     BUCKET,

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from hplm.server.ports import free_ports, listens
-from manager.pages import ROOT, SESSION
+from manager.pages import SESSION
+from manager.rendering import ROOT
 from testing.toy import WORDS
 from tests.cluster.front import Front, read_answer
 from tests.deploy.door import haproxy, require_haproxy

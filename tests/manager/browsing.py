@@ -5,7 +5,7 @@ from html import unescape
 
 import httpx2
 
-from manager.pages import ROOT
+from manager.rendering import ROOT
 from tests.support.wait import PATIENCE
 
 

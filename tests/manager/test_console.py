@@ -14,8 +14,9 @@ import manager
 from hplm.server import ports
 from hplm.tenants.snapshot import QUOTAS
 from hplm_openai import __main__ as gateway
-from manager.pages import ROOT, SESSION
+from manager.pages import SESSION
 from manager.records import WAITING, Job
+from manager.rendering import ROOT
 from tests.manager.browsing import Browser, said
 from tests.support.message import mentions
 from tests.support.wait import eventually
@@ -163,6 +164,7 @@ def test_a_job_is_cancelled_by_its_page(managed, browser, base):
         ({"suffix": "../x"}, 400, ["'../x'"]),
         ({"model": "none"}, 404, ["no such model"]),
         ({"n_epochs": "many"}, 400, ["'many'"]),
+        ({"n_epochs": "0"}, 400, ["'n_epochs' is 0"]),
         ({"says": ""}, 400, ["'train.jsonl'", "empty"]),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from manager.models import Base
-from manager.pages import ROOT
+from manager.rendering import ROOT
 from tests.manager.chromium import MARKS, Keyboard, Mouse, Plain, check_accessible, opened, pictured, signed_in
 from tests.manager.serving import managing
 from tests.manager.test_served import LABELS, lines

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from manager.pages import ROOT
+from manager.rendering import ROOT
 from tests.manager.chromium import MARKS, Keyboard, Mouse, Plain, opened, signed_in
 
 pytestmark = MARKS

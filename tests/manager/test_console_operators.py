@@ -2,7 +2,8 @@
 
 import pytest
 
-from manager.pages import ACTS_FOR, ROOT
+from manager.pages import ACTS_FOR
+from manager.rendering import ROOT
 from manager.rights import COMMAND_LINE, OPERATOR
 from tests.manager.browsing import Browser, said
 from tests.support.message import mentions
