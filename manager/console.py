@@ -46,6 +46,8 @@ class Console:
         fields = await fields_of(request) if request.method == "POST" else None
         visit = Visit(self._pages.site, caller, request.path_params, fields or {})
         model, others, waits = await run_in_threadpool(_tried, visit)
+        if model["owned_by"] != caller.owner:
+            return _begins(model)
         beside = visit.fields.get("beside") if fields is not None else waits
         asked = [model, *(one for one in others if one["id"] == beside)]
         text, answers, covered = visit.fields.get("text", ""), [], []
@@ -87,7 +89,7 @@ def job(visit: Visit) -> dict[str, Any] | Response:
 def model(visit: Visit) -> dict[str, Any] | Response:
     model = visit.do(owners.model)
     if model["owned_by"] != visit.caller.owner:
-        return to(f"/new?model={model['id']}")
+        return _begins(model)
     found = visit.site.models.find(visit.owner, model["id"])
     versions, number = model["hplm"]["versions"], visit.fields.get("version", "")
     number = int(number) if number in [str(one["version"]) for one in versions] else found.stored
@@ -99,6 +101,11 @@ def model(visit: Visit) -> dict[str, Any] | Response:
 def keys(visit: Visit) -> dict[str, Any]:
     found = visit.do(owners.keys, limit=MOST_KEYS)["data"]
     return {"keys": found, "own": told_owner(visit.site, visit.owner)}
+
+
+def _begins(base: Any) -> Response:
+    """Leads from what is no model yet to the form that makes one of it."""
+    return to(f"/new?model={base['id']}")
 
 
 def _both(visit: Visit) -> tuple[list[Any], list[Any]]:

@@ -232,6 +232,20 @@ def test_a_model_shows_its_versions_labels_and_mistakes_and_escapes_them(managed
     assert "acme.seen.v2" in said(browser.get()) and "0.500" in said(browser.get())
 
 
+def test_a_model_without_a_report_has_a_page(browser, served, base):
+    """An operator has served its record."""
+    (base.store / "tenants/acme.seen/1/report.json").unlink()
+    page = browser.sign_in().get(f"{ROOT}/models/acme.seen")
+    assert page.status_code == 200 and "Versions" in page.text and "Worst mistakes" not in page.text
+
+
+def test_the_page_of_a_base_is_the_form_for_a_new_model_of_it(browser):
+    browser.sign_in()
+    for page in ("models", "try"):
+        found = browser.get(f"{ROOT}/{page}/toy/law")
+        assert found.url.path == f"{ROOT}/new" and "<option selected>toy/law</option>" in found.text, page
+
+
 def test_a_try_without_a_server_says_so(managed, browser, served):
     answer = browser.sign_in().post(f"{ROOT}/try/acme.seen", text="a text", beside="acme.seen.v2")
     assert answer.status_code == 200 and said(answer).count("server cannot be reached") == 2
