@@ -1,5 +1,6 @@
 """The operators' pages in Chromium, before a real Triton: by mouse, by keyboard alone, and without JavaScript."""
 
+import random
 import re
 import shutil
 
@@ -7,11 +8,13 @@ import pytest
 from playwright.sync_api import expect
 
 from manager.models import Base
-from manager.pages import ROOT
+from manager.rendering import ROOT
 from manager.rights import COMMAND_LINE, OPERATOR
+from testing.toy import WORDS
 from tests.manager.chromium import MARKS, Keyboard, Mouse, Plain, check_accessible, opened, pictured
 from tests.manager.serving import managing
 
+LINES = 5000  # of a corpus, with more tokens than the least that a build takes
 pytestmark = [*MARKS, pytest.mark.server("toy")]
 
 
@@ -21,9 +24,53 @@ def managed(server, tmp_path):
     base = Base.open(store, server.repository, server.state)
     with managing(tmp_path / "manager", [base], server.grpc_url, servers=[server.metrics_url, "127.0.0.1:1"]) as managed:
         yield managed
+        site = managed.site
+        site.models._remove(base, [one.tenant.id for one in site.models.served("acme")])
+        if "shop" in base.domains():
+            site.domains.delete("toy/shop", COMMAND_LINE, lambda job: site.running.cancel(job.owner, job.id, COMMAND_LINE))
 
 
-def operated(hand, managed):
+def limited(hand, managed):
+    """Serves a finished record as a model of acme, and limits it."""
+    (record,) = (managed.site.models.bases["toy"].store / "tenants/echo/1").glob("*.safetensors")
+    page = hand.page
+    hand.press("link", "Owners")
+    hand.write(re.compile("^Model"), "acme.brought")
+    hand.give(re.compile("^Record"), record)
+    hand.press("button", "Serve")
+    expect(page.get_by_role("row", name=re.compile("^acme 1 of"))).to_be_visible()
+    hand.press("button", "Act as acme")
+    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+    hand.examine()
+    hand.press("link", "acme.brought")
+    hand.open("Limits")
+    hand.write("burst", "5")
+    hand.examine()
+    hand.press("button", "Set")
+    expect(page.get_by_text("Limits: burst 5")).to_be_visible()
+    hand.examine()
+    hand.press("button", "Stop acting for acme")
+    expect(page).to_have_url(re.compile(f"{ROOT}/operate$"))
+
+
+def built(hand, corpus):
+    """Builds a domain, and looks at the page of its job while it runs and in the end."""
+    corpus.write_text("".join(f"{' '.join(random.Random(line).choices(WORDS, k=12))}\n" for line in range(LINES)))
+    hand.press("link", "Domains")
+    hand.write(re.compile("^Domain"), "toy/shop")
+    hand.give(re.compile("^Corpus"), corpus)
+    hand.open("More")
+    hand.write("Minutes to learn", "0")
+    hand.press("button", "Build")
+    expect(hand.page.get_by_role("heading", name="Training of toy/shop")).to_be_visible()
+    hand.examine()
+    while isinstance(hand, Plain) and hand.page.get_by_role("link", name="Look again").count():
+        hand.press("link", "Look again")
+    expect(hand.page.locator("#said")).to_contain_text("succeeded")
+    hand.examine()
+
+
+def operated(hand, managed, corpus):
     """Goes through all pages of an operator, with a look at each by axe."""
     page = hand.page
     page.goto("/")
@@ -48,17 +95,13 @@ def operated(hand, managed):
         hand.press("link", name)
         expect(page.get_by_role("table")).to_contain_text(words)
         hand.examine()
-    hand.press("link", "Owners")
-    hand.press("button", "Act as acme")
-    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
-    hand.examine()
-    hand.press("button", "Stop acting for acme")
-    expect(page).to_have_url(re.compile(f"{ROOT}/operate$"))
+    built(hand, corpus)
+    limited(hand, managed)
 
 
-def test_by_mouse(chromium, managed):
+def test_by_mouse(chromium, managed, tmp_path):
     page = opened(chromium, managed)
-    operated(Mouse(page), managed)
+    operated(Mouse(page), managed, tmp_path / "corpus.txt")
     rate = page.get_by_role("row", name=re.compile(r"^127.0.0.1:\d+ yes \d+\.\d "))
     expect(rate).to_be_visible()  # after a look of htmx
     check_accessible(page)
@@ -66,14 +109,14 @@ def test_by_mouse(chromium, managed):
     page.close()
 
 
-def test_by_keyboard_alone(chromium, managed):
+def test_by_keyboard_alone(chromium, managed, tmp_path):
     page = opened(chromium, managed)
-    operated(Keyboard(page), managed)
+    operated(Keyboard(page), managed, tmp_path / "corpus.txt")
     check_accessible(page)
     page.close()
 
 
-def test_without_javascript(chromium, managed):
+def test_without_javascript(chromium, managed, tmp_path):
     page = opened(chromium, managed, java_script_enabled=False)
-    operated(Plain(page), managed)
+    operated(Plain(page), managed, tmp_path / "corpus.txt")
     page.close()
