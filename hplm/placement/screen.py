@@ -9,7 +9,6 @@ as long as all stay in time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class Screen:
         self._profile = profile
         self._most_texts = min(most_texts, len(trace))  # the kernel's numbers have 64 bits
         self._backbones = {name: i for i, name in enumerate(profile.backbones)}
-        self._around = np.array([astuple(own.around) for own in profile.backbones.values()])
+        self._around = np.array([[*own.around.numbers] for own in profile.backbones.values()])
         self._known: dict[tuple[str, int, Cut], Array] = {}
         self._arrival, self._timeout = (np.ascontiguousarray(own, np.int64) for own in (trace.arrival_ns, trace.timeout_ns))
         self._unit, self._tokens = (np.ascontiguousarray(own, np.int32) for own in (trace.unit, trace.tokens))
@@ -70,7 +69,7 @@ class Screen:
         key = backbone, intra, cut
         if key not in self._known:
             own, hop = self._profile.backbones[backbone], self._profile.hop
-            self._known[key] = np.array([astuple(stage) for stage in own.stages(hop, intra, cut)])
+            self._known[key] = np.array([[*stage.numbers] for stage in own.stages(hop, intra, cut)])
         return self._known[key]
 
 
