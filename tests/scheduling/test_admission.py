@@ -158,6 +158,16 @@ def test_a_batch_that_takes_long_counts_as_running():
         scheduler.offer([_text(now + 1_500_000_000 + 10**7, now=now + 1_500_000_000)], now + 1_500_000_000)
 
 
+def test_all_texts_of_a_request_expire_with_the_longest():
+    scheduler, now = _busy(waiting=0)
+    other, short, long = (_text(now + 4 * FULL, tokens=tokens, now=now) for tokens in (10, 10, 90))
+    scheduler.offer([other], now)
+    scheduler.offer([short, long], now)
+    assert not scheduler.expired(now + 2 * FULL)
+    assert scheduler.expired(now + 4 * FULL - FULL // 2) == [short, long]
+    assert len(scheduler) == 1
+
+
 def test_at_the_next_expiry_a_text_expires_and_none_before():
     """When that is, is kept between requests. Texts come and leave, and predictions begin, change and end."""
     rng, scheduler, now, running, early = random.Random(0), _scheduler(answering_ns=1000), 0, [], []

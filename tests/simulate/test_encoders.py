@@ -74,11 +74,11 @@ def test_a_bound_on_the_length_of_batches_keeps_a_quiet_tenant_from_waiting_behi
     assert waits[50_000_000] < waits[0] / 3
 
 
-def _bounded(deadline_ms, seconds=4.0):
+def _bounded(deadline_ms, rate=300.0, batch_ns=25_000_000):
     """Twenty tenants offer twice what an engine can do that takes 40 ms for a batch, and 5 ms for each of its texts."""
     slow = one_stage(lambda lengths, places: 40e6 + 5e6 * len(lengths))
-    load = Stream(300.0, seconds, Lengths(40, 0), allowed_ms=deadline_ms, tenants=range(20)).draw(5)
-    scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), True, batch_ns=25_000_000)
+    load = Stream(rate, 4.0, Lengths(40, 0), allowed_ms=deadline_ms, tenants=range(20)).draw(5)
+    scheduler = Scheduler(policy("timely"), Limits(10**6, 10**9), True, batch_ns=batch_ns)
     return simulate_one(scheduler, SimulatedEngine(slow, Capacity(4096, 4096, 4096)), load)
 
 
@@ -86,6 +86,13 @@ def test_batches_become_longer_where_a_long_line_of_several_tenants_waits():
     outcome, usual = _bounded((0.0, 0.0)), 25 / 5 * 40
     assert outcome.answered.all()
     assert 2 * usual < np.median(outcome.batches[2 * FIRST :]) <= max(outcome.batches[2 * FIRST :]) <= 4.4 * usual
+
+
+def test_batches_are_as_long_as_the_line_before_it_is_long():
+    """Half of what it can do comes. Batches of five texts, as long as the bound, would answer 77 texts a second."""
+    bounded, endless = (_bounded((0.0, 0.0), rate=100.0, batch_ns=bound) for bound in (25_000_000, 0))
+    median, least = (np.median(one.answered_ns - one.arrivals.at_ns) for one in (bounded, endless))
+    assert median < 1.2 * least
 
 
 def test_no_text_misses_its_deadline_by_a_batch_that_became_longer():
