@@ -1,4 +1,4 @@
-"""What all pages and forms of the console share: sessions, how a page is shown and a form is done, and errors as pages."""
+"""Shows the console's pages and does its forms: sessions, rights, files that a form brings, and errors as pages."""
 
 from __future__ import annotations
 

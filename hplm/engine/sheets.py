@@ -59,7 +59,7 @@ class Sheet:
         # If some may leave, each text has a row: the exit where it may, and how many layers it passes (0: all).
         self.may_leave = any([text.plan is not None or text.depth for text in self.texts])
         self._ways = np.array([(text.exit, text.depth) for text in self.texts] if self.may_leave else [])
-        # What it has sent arrives only when a block closes.
+        # The device has what a block sends when the block closes.
         with Block(first, ROOM + TOKEN_ROOM * self.rows) if settings.sends_together else nullcontext() as block:
             # The row of each token in the engine's table of positions and segments.
             self.places = sent(arrangement.by_row(places), first)
